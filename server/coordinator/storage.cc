@@ -38,13 +38,13 @@ absl::Status JournalIsOld(const std::string& data_directory, const std::string& 
       "into which checkpoints/ may be moved"));
 }
 
-// Tells whether the folder has an entry whose name `counts`; none where it cannot be read, or is not there.
-bool HasEntry(const std::string& folder, bool (*counts)(const std::string& name)) {
+// Tells whether the folder may have an entry whose name `counts`: one that is there and cannot be read may.
+bool MayHaveEntry(const std::string& folder, bool (*counts)(const std::string& name)) {
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    if (counts(entry.path().filename().string())) return true;
+  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (counts(it->path().filename().string())) return true;
   }
-  return false;
+  return error && error != std::errc::no_such_file_or_directory;
 }
 
 // A server makes its journal before its spool, and removes neither. An empty spool alone may be a disk of its own, on
@@ -53,8 +53,8 @@ absl::Status CheckNoSpool(const std::string& data_directory) {
   const std::string spool = data_directory + "/spool";
   std::error_code error;
   if (!std::filesystem::exists(std::filesystem::symlink_status(spool, error))) return absl::OkStatus();
-  const bool kept = HasEntry(spool, [](const std::string& name) { return EpochOfSpoolName(name).has_value(); }) ||
-                    HasEntry(data_directory + "/checkpoints", [](const std::string&) { return true; });
+  const bool kept = MayHaveEntry(spool, [](const std::string& name) { return EpochOfSpoolName(name).has_value(); }) ||
+                    MayHaveEntry(data_directory + "/checkpoints", [](const std::string&) { return true; });
   return kept ? JournalIsOld(data_directory, "there is spool/, and no journal/journal.db") : absl::OkStatus();
 }
 

@@ -149,8 +149,9 @@ absl::Status ServingProblem(const CoordinatorParts& parts) {
   }
   if (parts.gang.serves()) return absl::OkStatus();
   if (!ServedBefore(parts)) return MakeError(Reason::kStarting, "no worker has loaded the model yet");
-  const char* lost = parts.gang.ever_served() ? "the worker was lost" : "the server was started again";
-  return MakeError(Reason::kRecovering, absl::StrCat(lost, ", and no worker has loaded the model yet"));
+  const char* why =
+      parts.gang.ever_served() ? "a worker was lost, or a checkpoint is loaded" : "the server was started again";
+  return MakeError(Reason::kRecovering, absl::StrCat(why, ": the workers have not loaded the weights yet"));
 }
 
 v1::ModelInfo ModelInfoOf(const CoordinatorParts& parts, bool draining) {

@@ -3,6 +3,8 @@
 #include "server/coordinator/storage.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -169,6 +171,13 @@ TEST(StorageTest, ASpoolInWhichNothingWasKeptIsNone) {
   const TempFolder folder;
   std::filesystem::create_directories(folder / "spool/lost+found");
   EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept).status(), IsOk());
+}
+
+TEST(StorageTest, ASpoolThatCannotBeReadMayHoldRequests) {
+  const TempFolder folder;
+  std::ofstream(folder / "spool") << "not a folder";
+  EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no journal/journal.db")));
 }
 
 TEST(StorageTest, CheckpointsAloneBeginANewJournal) {

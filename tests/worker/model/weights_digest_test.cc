@@ -81,6 +81,11 @@ TEST(WeightsDigestTest, PlaceAndDtypeCount) {
   EXPECT_NE(WeightsDigest(SomeWeights(at::kFloat, /*layers=*/1)), digest);
 }
 
+// Journals and checkpoints of older servers hold digests.
+TEST(WeightsDigestTest, IsWhatItWas) {
+  EXPECT_EQ(WeightsDigest(SomeWeights()), "2:f87c97357ddbaa1b2a9052167ea0a36cb5fbcd971ac33b7e6136fa0046e253");
+}
+
 // Names are the model's, in its order: ranks that hold other tensors add theirs in their places.
 TEST(WeightsDigestTest, ATensorThatIsNoneOfTheModelsIsABug) {
   Weights renamed = SomeWeights();
@@ -178,6 +183,30 @@ TEST(MeshDigestTest, ABitOfAnyRanksPartChangesIt) {
       EXPECT_TRUE(seen.insert(DigestsOf(parts)[1]).second) << tensor.name;
       FlipBit(part.at(tensor.parameter).weight.slice(0, tensor.row_begin, tensor.row_end), 3);
     }
+  }
+}
+
+// Norms under tensor parallelism, K/V heads that several ranks hold, a tied embedding on the first and the last stage.
+TEST(MeshDigestTest, RanksThatHoldOneBoxWithOtherBitsTellEachItsOwn) {
+  for (const int64_t dp : {1, 2}) {  // 2: each rank has a part of it
+    const std::vector<Weights> parts = PartsOf(SomeWeights(at::kFloat, /*layers=*/3, /*tied=*/true), 4, 2, dp);
+    const auto in_model = static_cast<size_t>(4 * 2);
+    std::set<std::string> kinds;
+    for (size_t rank = 0; rank < parts.size(); rank += 3) {
+      for (const HfTensor& tensor : parts[rank].hf_tensors) {
+        if (tensor.counts_in_norm) continue;
+        const Parameter& p = parts[rank].at(tensor.parameter);
+        const int64_t first = tensor.row_begin * tensor.box.columns();
+        if (dp > 1 && (first < p.state_begin || first >= p.state_begin + p.weight_shard.numel())) continue;
+        FlipBit(p.WeightElements(first, 1), 0);
+        const std::vector<std::string> digests = DigestsOf(parts);
+        EXPECT_EQ(std::set<std::string>(digests.begin(), digests.end()).size(), in_model) << tensor.name;
+        FlipBit(p.WeightElements(first, 1), 0);
+        kinds.insert(absl::StrCat(tensor.partial_over_tp, tensor.partial_over_kv_replicas,
+                                  tensor.partial_over_first_and_last_stage));
+      }
+    }
+    EXPECT_EQ(kinds, (std::set<std::string>{"100", "010", "001"}));
   }
 }
 
