@@ -14,7 +14,7 @@ inline constexpr absl::Duration kDrainWithin = absl::Seconds(20);
 // For answers to reach their clients, after that.
 inline constexpr absl::Duration kCloseWithin = absl::Seconds(5);
 
-// For what the disk has to do with checkpoints, after that. Nothing that was answered waits for it.
+// For what the disk has to end, after that, as the removal of a checkpoint. Nothing that was answered waits for it.
 inline constexpr absl::Duration kDiskWithin = absl::Seconds(2);
 
 // Signals within so long are of one stop: a service manager may signal every process of a service, and `stemma local`

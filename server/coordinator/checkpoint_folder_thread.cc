@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "glog/logging.h"
+#include "server/coordinator/unfinished_files.h"
 #include "server/protocol/checkpoint_rules.h"
 
 namespace stemma::server {
@@ -18,53 +19,49 @@ std::string TextOfFolderWork(const CheckpointFolderThread::Work& work) {
   if (const auto* remove = std::get_if<RemoveCheckpointAction>(&work)) {
     return absl::StrCat("removing checkpoint ", remove->name);
   }
-  return absl::StrCat("removing folder ", std::get<DropSaveAction>(work).folder);
+  if (const auto* drop = std::get_if<DropSaveAction>(&work)) return absl::StrCat("removing folder ", drop->folder);
+  return absl::StrCat("removing ", std::get<RemovePathWork>(work).path);
+}
+
+bool RemovesFiles(const CheckpointFolderThread::Work& work) {
+  return std::holds_alternative<DropSaveAction>(work) || std::holds_alternative<RemovePathWork>(work);
 }
 
 }  // namespace
 
 CheckpointFolderThread::CheckpointFolderThread(const CheckpointStore* store, std::function<void(Event)> done)
-    : store_(store), done_(std::move(done)), thread_([this] { Run(); }) {}
+    : store_(store), done_(std::move(done)), thread_("", [this] { Run(); }) {}
 
 void CheckpointFolderThread::Add(Work work) {
   MutexLock lock(&mutex_);
-  if (auto* drop = std::get_if<DropSaveAction>(&work)) return files_.push_back(std::move(*drop));
-  works_.push_back(std::move(work));
+  (RemovesFiles(work) ? files_ : works_).push_back(std::move(work));
 }
 
-std::string CheckpointFolderThread::StopWithin(absl::Duration within) {
-  {
-    MutexLock lock(&mutex_);
-    stopped_ = true;
-    const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_; };
-    if (!mutex_.AwaitWithTimeout(ended, within)) return doing_;
-  }
-  if (thread_.joinable()) thread_.join();
-  return "";
+void CheckpointFolderThread::Quit() {
+  MutexLock lock(&mutex_);
+  stopped_ = true;
+}
+
+std::string CheckpointFolderThread::StopBy(StopDeadline deadline) {
+  Quit();
+  return thread_.EndBy(deadline);
 }
 
 bool CheckpointFolderThread::Next(Work& work) {
   MutexLock lock(&mutex_);
   mutex_.Await([this]()
                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || !works_.empty() || !files_.empty(); });
-  if (!works_.empty()) {
-    work = std::move(works_.front());
-    works_.pop_front();
-    doing_ = TextOfFolderWork(work);
-    return true;
-  }
-  if (stopped_) return false;
-  work = std::move(files_.front());
-  files_.pop_front();
-  doing_ = TextOfFolderWork(work);
+  if (stopped_ && works_.empty()) return false;
+  std::deque<Work>& next = works_.empty() ? files_ : works_;
+  work = std::move(next.front());
+  next.pop_front();
+  thread_.Doing(TextOfFolderWork(work));
   return true;
 }
 
 void CheckpointFolderThread::Run() {
   Work work;
   while (Next(work)) std::visit([this](const auto& w) { Do(w); }, work);
-  MutexLock lock(&mutex_);
-  ended_ = true;
 }
 
 void CheckpointFolderThread::Do(const MakeCheckpointFolderAction& action) {
@@ -78,5 +75,7 @@ void CheckpointFolderThread::Do(const RemoveCheckpointAction& action) {
   if (retired.ok()) Add(DropSaveAction{*retired});
   done_(CheckpointRemovedEvent{.name = action.name, .removed = retired.status()});
 }
+
+void CheckpointFolderThread::Do(const RemovePathWork& work) { RemoveUnfinishedPath(work.path); }
 
 }  // namespace stemma::server

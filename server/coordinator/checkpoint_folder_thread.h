@@ -1,8 +1,9 @@
 // CheckpointFolderThread: makes the folders of saves, takes the names of checkpoints that are removed, and removes the
-// files of what nobody needs any more, beside the coordinator: a disk that hangs never stops it. The coordinator has
-// one for what saves wait for and one for removals, so that no save waits for a removal that the disk does not end.
+// files of what nobody needs any more, unfinished exports too, beside the coordinator: a disk that hangs never stops
+// it. The coordinator has one for what saves wait for and one for removals, so that no save waits for a removal that
+// the disk does not end.
 //
-// Thread safety: safe. Nothing blocks but StopWithin and Stop.
+// Thread safety: safe. Nothing blocks but StopBy and Stop.
 // Invariants:
 //  (1) every folder to be made and every checkpoint to be removed is answered once by `done`, from this thread.
 //  (2) files go when there is no other work: who deletes a checkpoint waits for its name, not for others' gigabytes.
@@ -13,30 +14,36 @@
 #include <deque>
 #include <functional>
 #include <string>
-#include <thread>
 #include <variant>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "common/base/mutex.h"
+#include "server/coordinator/watched_thread.h"
 #include "server/protocol/events.h"
 #include "server/store/checkpoint_store.h"
 
 namespace stemma::server {
 
+struct RemovePathWork {
+  std::string path;  // what a process that ended left unfinished
+};
+
 class CheckpointFolderThread {
  public:
-  using Work = std::variant<MakeCheckpointFolderAction, RemoveCheckpointAction, DropSaveAction>;
+  using Work = std::variant<MakeCheckpointFolderAction, RemoveCheckpointAction, DropSaveAction, RemovePathWork>;
 
   // `store` outlives it.
   CheckpointFolderThread(const CheckpointStore* store, std::function<void(Event)> done);
   ~CheckpointFolderThread() { Stop(); }
 
   void Add(Work work);
-  // Ends the thread, and waits at most `within` for it. Returns "", or what the disk has not ended: then the thread
+  // Tells the thread to end.
+  void Quit();
+  // Quits, and waits for the thread until the deadline. Returns "", or what the disk has not ended: then the thread
   // goes on. Idempotent.
-  std::string StopWithin(absl::Duration within);
-  void Stop() { StopWithin(absl::InfiniteDuration()); }
+  std::string StopBy(StopDeadline deadline);
+  void Stop() { StopBy(absl::InfiniteFuture()); }
 
  private:
   void Run();
@@ -44,16 +51,15 @@ class CheckpointFolderThread {
   void Do(const MakeCheckpointFolderAction& action);
   void Do(const RemoveCheckpointAction& action);
   void Do(const DropSaveAction& action) { store_->Abandon(action.folder); }
+  void Do(const RemovePathWork& work);
 
   const CheckpointStore* const store_;
   const std::function<void(Event)> done_;
   Mutex mutex_;
   std::deque<Work> works_ ABSL_GUARDED_BY(mutex_);
-  std::deque<DropSaveAction> files_ ABSL_GUARDED_BY(mutex_);  // removed when there is no other work
+  std::deque<Work> files_ ABSL_GUARDED_BY(mutex_);  // to remove, when there is no other work
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
-  std::string doing_ ABSL_GUARDED_BY(mutex_);
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  WatchedThread thread_;  // the last member: it uses the others
 };
 
 }  // namespace stemma::server

@@ -17,7 +17,7 @@ std::string TextOfWork(const CheckpointThread::Work& work) {
 }  // namespace
 
 CheckpointThread::CheckpointThread(const CheckpointStore* store, ModelConfig model, std::function<void(Event)> done)
-    : store_(store), model_(std::move(model)), done_(std::move(done)), thread_([this] { Run(); }) {}
+    : store_(store), model_(std::move(model)), done_(std::move(done)), thread_("", [this] { Run(); }) {}
 
 void CheckpointThread::Add(Work work) {
   MutexLock lock(&mutex_);
@@ -34,15 +34,14 @@ void CheckpointThread::Drop(const DropReadingAction& action) {
   done_(CheckpointReadEvent{.id = action.id, .client_state = absl::CancelledError("nobody waits for it any more")});
 }
 
-std::string CheckpointThread::StopWithin(absl::Duration within) {
-  {
-    MutexLock lock(&mutex_);
-    stopped_ = true;
-    const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_; };
-    if (!mutex_.AwaitWithTimeout(ended, within)) return doing_;
-  }
-  if (thread_.joinable()) thread_.join();
-  return "";
+void CheckpointThread::Quit() {
+  MutexLock lock(&mutex_);
+  stopped_ = true;
+}
+
+std::string CheckpointThread::StopBy(StopDeadline deadline) {
+  Quit();
+  return thread_.EndBy(deadline);
 }
 
 bool CheckpointThread::Next(Work& work) {
@@ -54,15 +53,13 @@ bool CheckpointThread::Next(Work& work) {
   std::deque<Work>& next = works_.empty() ? client_readings_ : works_;
   work = std::move(next.front());
   next.pop_front();
-  doing_ = TextOfWork(work);
+  thread_.Doing(TextOfWork(work));
   return true;
 }
 
 void CheckpointThread::Run() {
   Work work;
   while (Next(work)) std::visit([this](const auto& w) { Do(w); }, work);
-  MutexLock lock(&mutex_);
-  ended_ = true;
 }
 
 bool CheckpointThread::GoesOn(uint64_t bytes) {

@@ -2,7 +2,8 @@
 // never stop it. Readings that clients ask for come last: a recovery or a save does not wait for more than the one that
 // is going on. A reading finds checkpoints of another model, too.
 //
-// Thread safety: safe. Nothing blocks but Stop, which ends a reading within 4 MiB, and waits for what else is done.
+// Thread safety: safe. Nothing blocks but StopBy and Stop. Quit ends a reading within 4 MiB; what else is done
+// goes on to its end.
 // Invariants:
 //  (1) every added commit and reading is answered once by `done`, from this thread, or from that of Drop, unless the
 //      thread was stopped.
@@ -15,13 +16,13 @@
 #include <deque>
 #include <functional>
 #include <string>
-#include <thread>
 #include <variant>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/time/time.h"
 #include "common/base/mutex.h"
 #include "common/model/model_config.h"
+#include "server/coordinator/watched_thread.h"
 #include "server/protocol/events.h"
 #include "server/store/checkpoint_store.h"
 
@@ -38,10 +39,12 @@ class CheckpointThread {
   void Add(Work work);
   // Answers a client's reading by Cancelled, unless it was begun: then it goes on.
   void Drop(const DropReadingAction& action);
-  // Ends the thread, and waits at most `within` for it. Returns "", or what the disk has not ended: then the thread
+  // Tells the thread to end.
+  void Quit();
+  // Quits, and waits for the thread until the deadline. Returns "", or what the disk has not ended: then the thread
   // goes on. Idempotent.
-  std::string StopWithin(absl::Duration within);
-  void Stop() { StopWithin(absl::InfiniteDuration()); }
+  std::string StopBy(StopDeadline deadline);
+  void Stop() { StopBy(absl::InfiniteFuture()); }
 
  private:
   void Run();
@@ -57,10 +60,8 @@ class CheckpointThread {
   std::deque<Work> works_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> client_readings_ ABSL_GUARDED_BY(mutex_);  // done when there is no other work
   std::atomic<bool> stopped_ = false;  // set under mutex_, which wakes the thread; a reading looks at it without
-  std::string doing_ ABSL_GUARDED_BY(mutex_);
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  uint64_t unsaid_bytes_ = 0;  // of thread_: read since `done` heard of it last
-  std::thread thread_;
+  uint64_t unsaid_bytes_ = 0;          // of thread_: read since `done` heard of it last
+  WatchedThread thread_;               // the last member: it uses the others
 };
 
 }  // namespace stemma::server

@@ -13,6 +13,7 @@
 #include "server/coordinator/logged_reasons.h"
 #include "server/coordinator/lost_messages.h"
 #include "server/coordinator/unfinished_files.h"
+#include "server/protocol/answers.h"
 
 namespace stemma::server {
 
@@ -24,45 +25,52 @@ Coordinator::Coordinator(CoordinatorOptions options, PlanFunction plan, std::uni
       model_(options.model),
       storage_(std::move(storage)),
       state_(std::move(options)),
-      planners_(std::move(plan), storage_.get(), std::bind_front(&Coordinator::OnDone, this)) {
-  if (storage_ != nullptr) {
-    checkpoints_ = std::make_unique<CheckpointThread>(&storage_->checkpoints(), model_,
-                                                      std::bind_front(&Coordinator::OnDone, this));
-    folders_ =
-        std::make_unique<CheckpointFolderThread>(&storage_->checkpoints(), std::bind_front(&Coordinator::OnDone, this));
-    removals_ =
-        std::make_unique<CheckpointFolderThread>(&storage_->checkpoints(), std::bind_front(&Coordinator::OnDone, this));
-  }
-  thread_ = std::thread([this] { Run(); });
+      planners_(std::move(plan), storage_.get(), std::bind_front(&Coordinator::OnDone, this)),
+      checkpoints_(BesideIf<CheckpointThread>(model_)),
+      folders_(BesideIf<CheckpointFolderThread>()),
+      removals_(BesideIf<CheckpointFolderThread>()),
+      thread_("deciding, and writing what it decides", [this] { Run(); }) {}
+
+// A thread of checkpoints; null where nothing is kept.
+template <typename Thread, typename... Arguments>
+std::unique_ptr<Thread> Coordinator::BesideIf(const Arguments&... arguments) {
+  if (storage_ == nullptr) return nullptr;
+  return std::make_unique<Thread>(&storage_->checkpoints(), arguments..., std::bind_front(&Coordinator::OnDone, this));
 }
 
 Coordinator::~Coordinator() { Stop(); }
 
-std::string Coordinator::StopWithin(absl::Duration within) {
+std::string Coordinator::StopBy(StopDeadline deadline) {
   {
     MutexLock lock(&mutex_);
     stopped_ = true;
   }
-  if (thread_.joinable()) thread_.join();
-  planners_.Stop();
-  if (storage_ == nullptr) return "";
-  for (CheckpointFolderThread* thread : {folders_.get(), removals_.get()}) {
-    if (std::string hangs = thread->StopWithin(within); !hangs.empty()) return hangs;
+  if (std::string goes_on = thread_.EndBy(deadline); !goes_on.empty()) return goes_on;  // it may give the others work
+  planners_.Quit();
+  if (storage_ != nullptr) {
+    folders_->Quit();
+    removals_->Quit();
+    checkpoints_->Quit();
   }
-  return checkpoints_->StopWithin(within);
+  if (std::string goes_on = planners_.StopBy(deadline); !goes_on.empty() || storage_ == nullptr) return goes_on;
+  if (std::string goes_on = folders_->StopBy(deadline); !goes_on.empty()) return goes_on;
+  if (std::string goes_on = removals_->StopBy(deadline); !goes_on.empty()) return goes_on;
+  return checkpoints_->StopBy(deadline);
 }
 
 CallId Coordinator::Call(std::shared_ptr<ClientCall> call, const std::function<Event(CallId)>& make_event) {
+  bool stopped = false;
   {
     MutexLock lock(&mutex_);
-    if (events_.size() < kEventsMax && !stopped_) {
+    stopped = stopped_;
+    if (!stopped && events_.size() < kEventsMax) {
       const CallId id = next_id_++;
       calls_[id] = std::move(call);
       Post(make_event(id));
       return id;
     }
   }
-  call->OnReply(MakeError(Reason::kQueueFull, "too many calls wait for the coordinator"));
+  call->OnReply(stopped ? DrainingError() : MakeError(Reason::kQueueFull, "too many calls wait for the coordinator"));
   return 0;
 }
 
@@ -217,7 +225,8 @@ void Coordinator::Execute(RemoveSpoolAction& action) {
 }
 
 void Coordinator::Execute(RemoveUnfinishedExportsAction&) {
-  if (!data_directory_.empty()) RemoveUnfinishedExports(data_directory_);
+  if (removals_ == nullptr) return;
+  for (std::string& path : UnfinishedExports(data_directory_)) removals_->Add(RemovePathWork{std::move(path)});
 }
 
 void Coordinator::Execute(JournalAction& action) {

@@ -1,9 +1,10 @@
-// Coordinator: the one thread that owns the CoordinatorState. Events come from any thread through a bounded queue; the
-// thread handles them one by one and executes the actions; plans are made by threads of their own (PlannerThreads), so
-// that no request's size delays another's answer, and so is what checkpoints ask of the disk (CheckpointFolderThread,
-// CheckpointThread). No gRPC here: sessions and calls are interfaces.
+// Coordinator: the one thread that owns the CoordinatorState. Events come from any thread through a queue, in which at
+// most kEventsMax stand when another call comes; the thread handles them one by one and executes the actions; plans are
+// made by threads of their own (PlannerThreads), so that no request's size delays another's answer, and so is what
+// checkpoints ask of the disk (CheckpointFolderThread, CheckpointThread). No gRPC here: sessions and calls are
+// interfaces.
 //
-// Thread safety: every public method may be called from any thread; none of them blocks but WaitDrained, StopWithin and
+// Thread safety: every public method may be called from any thread; none of them blocks but WaitDrained, StopBy and
 // Stop. Invariants:
 //  (1) a call is answered exactly once, or never after CallGone.
 //  (2) a session's next message is asked for (ReadNext) only after the one before was handled: at most one of each
@@ -20,7 +21,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -32,6 +32,7 @@
 #include "server/coordinator/checkpoint_thread.h"
 #include "server/coordinator/planner_threads.h"
 #include "server/coordinator/storage.h"
+#include "server/coordinator/watched_thread.h"
 #include "server/protocol/coordinator_state.h"
 #include "server/protocol/events.h"
 #include "server/protocol/server_numbers.h"
@@ -67,7 +68,8 @@ class Coordinator {
               std::function<void(bool)> on_readiness);
   ~Coordinator();
 
-  // Posts the event that `make_event` makes of the call's id. A full queue answers the call with QUEUE_FULL at once.
+  // Posts the event that `make_event` makes of the call's id. Once stopped answers it with DRAINING at once, with a
+  // full queue with QUEUE_FULL.
   CallId Call(std::shared_ptr<ClientCall> call, const std::function<Event(CallId)>& make_event);
   void CallGone(CallId call);
 
@@ -86,10 +88,10 @@ class Coordinator {
   void Drain(absl::Duration within);
   // False: nothing was drained within `timeout`.
   bool WaitDrained(absl::Duration timeout);
-  // Ends the thread, and those beside it; calls that wait are dropped unanswered. Waits at most `within` for each of
-  // the checkpoints' threads. Returns "", or what the disk has not ended: then its thread goes on. Idempotent.
-  std::string StopWithin(absl::Duration within);
-  void Stop() { StopWithin(absl::InfiniteDuration()); }
+  // Ends the thread, and those beside it; calls that wait are dropped unanswered. Returns "", or what has not ended by
+  // the deadline, as where the disk hangs: then its thread goes on. Idempotent.
+  std::string StopBy(StopDeadline deadline);
+  void Stop() { StopBy(absl::InfiniteFuture()); }
 
  private:
   struct Arrived {
@@ -100,6 +102,8 @@ class Coordinator {
   void Post(Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     events_.push_back({.at = SteadyNow(clock_), .event = std::move(event)});
   }
+  template <typename Thread, typename... Arguments>
+  std::unique_ptr<Thread> BesideIf(const Arguments&... arguments);
   void OnDone(Event event);  // of the threads beside this one
   void Run();
   bool NextEvent(Arrived& next);
@@ -149,7 +153,7 @@ class Coordinator {
   std::unique_ptr<CheckpointThread> checkpoints_;     // null: nothing is kept
   std::unique_ptr<CheckpointFolderThread> folders_;   // of saves; null: nothing is kept
   std::unique_ptr<CheckpointFolderThread> removals_;  // null: nothing is kept
-  std::thread thread_;
+  WatchedThread thread_;                              // the last member: it uses the others
 };
 
 }  // namespace stemma::server

@@ -12,7 +12,7 @@ namespace stemma::server {
 
 PlannerThreads::PlannerThreads(PlanFunction plan, const Storage* storage, Done done)
     : plan_(std::move(plan)), storage_(storage), done_(std::move(done)) {
-  for (Lane& lane : lanes_) lane.thread = std::thread([this, &lane] { Run(lane); });
+  for (Lane& lane : lanes_) lane.thread.emplace("planning and keeping a request", [this, &lane] { Run(lane); });
 }
 
 void PlannerThreads::Add(PlanAction plan) {
@@ -38,17 +38,20 @@ void PlannerThreads::Cancel(PlanId id) {
   }
 }
 
-void PlannerThreads::Stop() {
-  {
-    MutexLock lock(&mutex_);
-    stopped_ = true;
-    for (Lane& lane : lanes_) {
-      for (Job& job : lane.jobs) *job.stopped = true;
-    }
-  }
+void PlannerThreads::Quit() {
+  MutexLock lock(&mutex_);
+  stopped_ = true;
   for (Lane& lane : lanes_) {
-    if (lane.thread.joinable()) lane.thread.join();
+    for (Job& job : lane.jobs) *job.stopped = true;
   }
+}
+
+std::string PlannerThreads::StopBy(StopDeadline deadline) {
+  Quit();
+  for (Lane& lane : lanes_) {
+    if (std::string goes_on = lane.thread->EndBy(deadline); !goes_on.empty()) return goes_on;
+  }
+  return "";
 }
 
 bool PlannerThreads::Next(Lane& lane, Job& job) {

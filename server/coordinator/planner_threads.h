@@ -2,7 +2,7 @@
 // work. A plan that is stopped ends within one cluster of the planner's search. Keeps requests with their plans, and
 // reads them back, where there is a storage: gigabytes never stop the coordinator.
 //
-// Thread safety: safe. Nothing blocks but Stop.
+// Thread safety: safe. Nothing blocks but StopBy and Stop.
 // Invariants:
 //  (1) every added plan is answered once by `done`, from a planner's thread, unless it was stopped before it began
 //      or the threads were.
@@ -15,12 +15,14 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <thread>
+#include <optional>
+#include <string>
 #include <variant>
 
 #include "absl/base/thread_annotations.h"
 #include "common/base/mutex.h"
 #include "server/coordinator/storage.h"
+#include "server/coordinator/watched_thread.h"
 #include "server/protocol/events.h"
 
 namespace stemma::server {
@@ -36,8 +38,12 @@ class PlannerThreads {
   void Add(PlanAction plan);
   void Add(LoadAction load);
   void Cancel(PlanId id);
-  // Ends the threads, and what they plan. Idempotent.
-  void Stop();
+  // Tells the threads to end, and to stop what they plan.
+  void Quit();
+  // Quits, and waits for the threads until the deadline. Returns "", or what has not ended: then its thread goes on.
+  // Idempotent.
+  std::string StopBy(StopDeadline deadline);
+  void Stop() { StopBy(absl::InfiniteFuture()); }
 
  private:
   struct Job {
@@ -47,7 +53,7 @@ class PlannerThreads {
   struct Lane {
     std::deque<Job> jobs;  // under mutex_
     bool busy = false;     // under mutex_: the front one is being planned
-    std::thread thread;    // constant after construction
+    std::optional<WatchedThread> thread = {};
   };
 
   void Run(Lane& lane);

@@ -18,34 +18,31 @@ bool IsUnfinishedCalibration(const std::string& name) { return TargetOfTemporary
 
 bool IsUnfinishedExport(const std::string& name) { return absl::StartsWith(name, ".tmp-"); }
 
-// Listed before any of it goes: what a folder that changes is listed as is not said.
-std::vector<fs::path> UnfinishedIn(const std::string& folder, bool (*is_unfinished)(const std::string&)) {
-  std::vector<fs::path> paths;
+std::vector<std::string> UnfinishedIn(const std::string& folder, bool (*is_unfinished)(const std::string&)) {
+  std::vector<std::string> paths;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (is_unfinished(it->path().filename().string())) paths.push_back(it->path());
+    if (is_unfinished(it->path().filename().string())) paths.push_back(it->path().string());
   }
   return paths;
 }
 
-void RemoveFrom(const std::string& folder, bool (*is_unfinished)(const std::string&)) {
-  for (const fs::path& path : UnfinishedIn(folder, is_unfinished)) {
-    std::error_code failed;
-    fs::remove_all(path, failed);
-    LOG(INFO) << "removed " << path.string() << ", which a process that ended left unfinished"
-              << (failed ? ": " + failed.message() : "");
-  }
-}
-
 }  // namespace
 
-void RemoveUnfinishedExports(const std::string& data_directory) {
-  RemoveFrom(ExportsFolder(data_directory), IsUnfinishedExport);
+std::vector<std::string> UnfinishedExports(const std::string& data_directory) {
+  return UnfinishedIn(ExportsFolder(data_directory), IsUnfinishedExport);
+}
+
+void RemoveUnfinishedPath(const std::string& path) {
+  std::error_code failed;
+  fs::remove_all(path, failed);
+  LOG(INFO) << "removed " << path << ", which a process that ended left unfinished"
+            << (failed ? ": " + failed.message() : "");
 }
 
 void RemoveUnfinished(const std::string& data_directory) {
-  RemoveFrom(data_directory, IsUnfinishedCalibration);
-  RemoveUnfinishedExports(data_directory);
+  for (const std::string& path : UnfinishedIn(data_directory, IsUnfinishedCalibration)) RemoveUnfinishedPath(path);
+  for (const std::string& path : UnfinishedExports(data_directory)) RemoveUnfinishedPath(path);
 }
 
 }  // namespace stemma::server

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace stemma::server {
 
@@ -10,7 +11,10 @@ namespace stemma::server {
 // does whatever a user has put beside it. REQUIRES: nobody writes there.
 void RemoveUnfinished(const std::string& data_directory);
 
-// Removes what was to become an export alone.
-void RemoveUnfinishedExports(const std::string& data_directory);
+// Lists what was to become an export: before the next one begins, for RemoveUnfinishedPath beside it.
+std::vector<std::string> UnfinishedExports(const std::string& data_directory);
+
+// Removes a folder or file that is unfinished, with all that it holds; logs it.
+void RemoveUnfinishedPath(const std::string& path);
 
 }  // namespace stemma::server

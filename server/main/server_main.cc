@@ -123,12 +123,12 @@ void EndAtNextSignal(const sigset_t& signals) {
   }).detach();
 }
 
-// Ends the process though the disk has not ended what it was to do for a checkpoint: what was answered is durable, and
-// the next start sees to the rest.
-[[noreturn]] void LeaveDisk(const std::string& what) {
+// Ends the process though the disk has not ended something: what was answered is durable, and the next start sees to
+// the rest.
+[[noreturn]] void LeaveDisk(const std::string& what, bool drained) {
   LOG(WARNING) << "stopped, though the disk of --data has not ended " << what << ": the next start sees to it";
   google::FlushLogFiles(google::INFO);
-  _exit(0);
+  _exit(drained ? 0 : kFaultExit);
 }
 
 // Serves until a signal; the ready file is there meanwhile.
@@ -150,8 +150,8 @@ absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
             << " to end, another signal ends at once";
   if (ready_file) ready_file->Remove();
   EndAtNextSignal(signals);
-  server->Drain(options.drain_within);
-  if (const std::string what = server->Stop(kDiskWithin); !what.empty()) LeaveDisk(what);
+  const bool drained = server->Drain(options.drain_within);
+  if (const std::string what = server->Stop(kDiskWithin); !what.empty()) LeaveDisk(what, drained);
   LOG(INFO) << "stopped";
   return absl::OkStatus();
 }

@@ -140,7 +140,7 @@ std::string Server::Stop(absl::Duration within) {
     listener->server->Shutdown(gpr_inf_past(GPR_CLOCK_MONOTONIC));
     listener->server->Wait();
   }
-  return coordinator_ == nullptr ? "" : coordinator_->StopWithin(within);
+  return coordinator_ == nullptr ? "" : coordinator_->StopBy(StopDeadlineIn(within));
 }
 
 Server::~Server() {
@@ -163,7 +163,8 @@ void Server::SetAnswering(Answering answering) {
   rpc_->ShowHealth();
 }
 
-void Server::Drain(absl::Duration within) {
+bool Server::Drain(absl::Duration within) {
+  const absl::Time last = SteadyNow(RealClock()) + within + kCloseWithin;
   {
     absl::MutexLock lock(&rpc_->mutex);
     rpc_->draining = true;
@@ -171,12 +172,14 @@ void Server::Drain(absl::Duration within) {
   }
   coordinator_->Drain(within);
   // The coordinator ends what runs at the deadline; kCloseWithin is for its turn to come.
-  if (!coordinator_->WaitDrained(within + kCloseWithin)) LOG(ERROR) << "what runs does not end: its calls are dropped";
-  const gpr_timespec end = FromNow(kCloseWithin);
+  const bool drained = coordinator_->WaitDrained(within + kCloseWithin);
+  LOG_IF(ERROR, !drained) << "what runs does not end: its calls are dropped";
+  const gpr_timespec end = FromNow(std::clamp(last - SteadyNow(RealClock()), absl::ZeroDuration(), kCloseWithin));
   for (Listener* listener : {&rpc_->clients, &rpc_->workers}) {
     listener->acceptor->Stop();
     listener->server->Shutdown(end);
   }
+  return drained;
 }
 
 }  // namespace stemma::server

@@ -45,11 +45,11 @@ class Server {
   const std::string& ops_address() const { return ops_address_; }
   const std::string& metrics_address() const { return metrics_address_; }  // empty: there is none
   // Refuses new work, lets what runs end its step, pass or export for at most `within`, answers the rest, closes all
-  // streams; health answers until the end. Waits for all that: at most `within`, and twice kCloseWithin
-  // (common/base/stop_times.h).
-  void Drain(absl::Duration within);
-  // Ends all but health, after Drain, and waits at most `within` for each thing that the disk has not ended. Returns
-  // "", or what it is: then the destructor would wait for it.
+  // streams; health answers until the end. Waits for all that: at most `within` and kCloseWithin
+  // (common/base/stop_times.h). False: something runs on, as where the disk hangs.
+  bool Drain(absl::Duration within);
+  // Ends all but health, after Drain, and waits at most `within` for what the disk has not ended. Returns "", or what
+  // it is: then the destructor would wait for it.
   std::string Stop(absl::Duration within);
 
  private:

@@ -3,7 +3,10 @@ alive, and that it is both again when it goes on. Its worker stays, whatever cam
 
 import concurrent.futures
 import re
+import signal
 import time
+
+import pytest
 
 from failpoints import Failpoints
 from faults_test import health
@@ -60,3 +63,19 @@ def test_a_server_whose_journal_hangs_is_not_ready_then_not_alive_and_both_again
             assert len(silences(cluster, what)) == 1 and after_s <= silences(cluster, what)[0] <= after_s + LOOK_EVERY_S, cluster.said()
         assert " WARNING the server decides again, after " in cluster.said()
         assert "left: " not in cluster.said(), "its worker spoke all the time"
+
+
+@pytest.mark.parametrize(("place", "code", "goes_on"), [
+    ("row.accepted.before", 1, "deciding, and writing what it decides"),  # what it has is not drained
+    ("spool.after", 0, "planning and keeping a request")])                # which was refused
+def test_a_server_that_is_told_to_stop_does_not_wait_for_a_disk_that_hangs(tmp_path, place, code, goes_on):
+    failpoints = Failpoints(tmp_path / "programs")
+    with Cluster(flags=("--drain-timeout", "1"), failpoints=failpoints) as cluster:
+        held = failpoints.hold(place, 0)
+        sent = cluster.stub.UpdateActor.future(iter(Request().parts()), timeout=PATIENCE_S)
+        wait_for(held.exists, "a file that is not written")
+        cluster.server.send_signal(signal.SIGTERM)
+        assert cluster.server.wait(PATIENCE_S) == code
+        assert f" WARNING stopped, though the disk of --data has not ended {goes_on}" in cluster.said(), cluster.said()
+        assert sent.exception() is not None
+        assert held.exists(), "control"

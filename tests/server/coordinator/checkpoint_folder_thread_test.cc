@@ -62,9 +62,9 @@ TEST(CheckpointFilesTest, WhatTheDiskDoesNotEndIsSaidAfterTheTimeThatStopMayTake
   thread.Add(RemoveCheckpointAction{"one"});
   thread.Add(RemoveCheckpointAction{"two"});
   begun.get_future().wait();
-  EXPECT_EQ(thread.StopWithin(absl::Milliseconds(1)), "removing checkpoint one");
+  EXPECT_EQ(thread.StopBy(StopDeadlineIn(absl::Milliseconds(1))), "removing checkpoint one");
   go_on.set_value();
-  EXPECT_EQ(thread.StopWithin(absl::InfiniteDuration()), "");
+  EXPECT_EQ(thread.StopBy(absl::InfiniteFuture()), "");
   EXPECT_EQ(ended, 2) << "what was added before is carried out";
 }
 
@@ -100,6 +100,22 @@ TEST(CheckpointFilesTest, FilesGoAfterEveryNameThatIsToBeFree) {
   }
   thread.Stop();
   EXPECT_EQ(ended, 2);
+}
+
+TEST(CheckpointFilesTest, WhatIsLeftOfAnExportGoesToo) {
+  constexpr double kPatienceS = 60;
+  const testing::TempFolder folder;
+  const CheckpointStore store = *CheckpointStore::Open(folder.path());
+  std::filesystem::create_directories(folder / "exports/.tmp-w-a1B2c3/deep");
+  std::filesystem::create_directories(folder / "exports/w");
+  CheckpointFolderThread thread(&store, [](const Event&) { FAIL() << "nobody asked"; });
+  thread.Add(RemovePathWork{folder / "exports/.tmp-w-a1B2c3"});
+  const double begun_s = RealClock().MonotonicSeconds();
+  while (std::filesystem::exists(folder / "exports/.tmp-w-a1B2c3")) {
+    ASSERT_LT(RealClock().MonotonicSeconds(), begun_s + kPatienceS) << "it stays";
+    RealClock().Sleep(absl::Milliseconds(1));
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder / "exports/w"));
 }
 
 }  // namespace

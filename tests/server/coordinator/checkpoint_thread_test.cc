@@ -122,9 +122,9 @@ TEST(CheckpointThreadTest, WhatTheDiskDoesNotEndIsSaidAfterTheTimeThatStopMayTak
   });
   thread.Add(ReadingOf(1));
   begun.get_future().wait();
-  EXPECT_EQ(thread.StopWithin(absl::Milliseconds(1)), "reading checkpoint none");
+  EXPECT_EQ(thread.StopBy(StopDeadlineIn(absl::Milliseconds(1))), "reading checkpoint none");
   go_on.set_value();
-  EXPECT_EQ(thread.StopWithin(absl::InfiniteDuration()), "");
+  EXPECT_EQ(thread.StopBy(absl::InfiniteFuture()), "");
 }
 
 }  // namespace

@@ -180,7 +180,7 @@ TEST_F(CoordinatorTest, ALostWorkerLeavesTheRequestWaitingAndDrainAnswersIt) {
 
 TEST_F(CoordinatorTest, AFullQueueAnswersAtOnce) {
   coordinator_.Stop();
-  EXPECT_EQ(ErrorReason(std::get<absl::Status>(Submit("a")->Get())), "QUEUE_FULL");
+  EXPECT_EQ(ErrorReason(std::get<absl::Status>(Submit("a")->Get())), "DRAINING");
 }
 
 TEST_F(CoordinatorTest, WhileAPlanIsMadeEverythingElseIsAnswered) {

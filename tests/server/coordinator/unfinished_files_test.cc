@@ -4,6 +4,7 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/testing/status_matchers.h"
@@ -44,12 +45,15 @@ TEST(UnfinishedFilesTest, OutsideOfExportsAUsersTemporariesStay) {
 
 TEST(UnfinishedFilesTest, AnExportsRemovalLeavesTheRest) {
   const testing::TempFolder data;
-  RemoveUnfinishedExports(data.path());  // where no export was ever written
+  EXPECT_TRUE(UnfinishedExports(data.path()).empty()) << "no export was ever written";
   fs::create_directories(data / "exports/.tmp-w-a1B2c3");
+  fs::create_directories(data / "exports/w");
   std::ofstream(data / ".calibration.json.a1B2c3") << "x";
-  RemoveUnfinishedExports(data.path());
+  const std::vector<std::string> found = UnfinishedExports(data.path());
+  ASSERT_EQ(found, std::vector<std::string>{data / "exports/.tmp-w-a1B2c3"});
+  RemoveUnfinishedPath(found[0]);
   EXPECT_EQ(NamesIn(data.path()), (std::set<std::string>{".calibration.json.a1B2c3", "exports"}));
-  EXPECT_TRUE(fs::is_empty(data / "exports"));
+  EXPECT_EQ(NamesIn(data / "exports"), std::set<std::string>{"w"});
 }
 
 }  // namespace

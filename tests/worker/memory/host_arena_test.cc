@@ -82,6 +82,22 @@ class FakePageLock final : public PageLock {
   std::map<void*, int64_t> locked;
 };
 
+// So much of the capacity is taken that the block lies behind the first 4 KiB of the slab, which is larger.
+TEST(HostArenaTest, ABlockBehindAHoleIsLockedToo) {
+  FakePageLock lock;
+  auto arena = HostArena::Create(4 * kKiB + 1, &lock).value();
+  const auto [begin, bytes] = *lock.locked.begin();
+  void* hole = arena->Take(kKiB);
+  void* before = arena->Take(kKiB);
+  arena->Give(hole);
+  void* block = arena->Take(3 * kKiB);
+  const int64_t end = static_cast<char*>(block) + 3 * kKiB - static_cast<char*>(begin);
+  EXPECT_GT(end, 4 * kKiB + HostArena::kAlignment) << "control";
+  EXPECT_GE(bytes, end);
+  arena->Give(before);
+  arena->Give(block);
+}
+
 TEST(HostArenaTest, LocksTheWholeSlabOnceUntilItEnds) {
   FakePageLock lock;
   auto arena = HostArena::Create(4 * kKiB + 1, &lock).value();
