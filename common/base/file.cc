@@ -92,6 +92,12 @@ absl::Status SyncAndClose(UniqueFd fd, const std::string& path) {
   return close(fd.Release()) == 0 ? absl::OkStatus() : ErrnoStatus("close", path, errno);
 }
 
+absl::Status SyncFolder(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus("open", path, errno);
+  return fsync(fd.get()) == 0 ? absl::OkStatus() : ErrnoStatus("fsync", path, errno);
+}
+
 absl::Status WriteFile(const std::string& path, std::string_view content) {
   UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!fd.valid()) return ErrnoStatus("create", path, errno);

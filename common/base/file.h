@@ -47,6 +47,9 @@ absl::Status WriteAll(int fd, std::string_view content, const std::string& path)
 // Closes it once what it wrote is on the disk; after an error it is closed too.
 absl::Status SyncAndClose(UniqueFd fd, const std::string& path);
 
+// Makes the creation, renaming and removal of the folder's files durable.
+absl::Status SyncFolder(const std::string& path);
+
 // Writes, fsyncs and closes; an existing file is overwritten in place (ReplaceFile in temporary_file.h: whole or not).
 absl::Status WriteFile(const std::string& path, std::string_view content);
 

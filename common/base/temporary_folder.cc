@@ -47,7 +47,12 @@ TemporaryFolder::~TemporaryFolder() {
 }
 
 absl::Status TemporaryFolder::Commit() {
+  RETURN_IF_ERROR(SyncFolder(path_));
   RETURN_IF_ERROR(RenameFolder(path_, target_));
+  // Whoever is told of the name may rely on it: after a power failure too.
+  if (absl::Status synced = SyncFolder(fs::path(target_).parent_path().string()); !synced.ok()) {
+    return rename(target_.c_str(), path_.c_str()) == 0 ? synced : ErrnoStatus("rename", target_, errno);
+  }
   path_.clear();
   return absl::OkStatus();
 }

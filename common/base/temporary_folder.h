@@ -17,7 +17,8 @@ class TemporaryFolder {
   ~TemporaryFolder();  // removes it with all that is in it, unless it was committed
 
   const std::string& path() const { return path_; }
-  // Renames it to the target. Errors: AlreadyExists - something is there, which stays as it is.
+  // Renames it to the target, durably; its files were synced before. Errors: AlreadyExists - something is there, which
+  // stays as it is.
   absl::Status Commit();
 
  private:

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "server/protocol/checkpoint_rules.h"
@@ -29,6 +30,10 @@ class BaseKeeper {
 
   // Chooses by what the journal holds now.
   void Choose();
+  // Lets no generation begin before another choice: there is nothing to begin with.
+  void Withhold();
+  // Says what the next generation waits for, where the base is not ready.
+  std::string WhatIsAwaited() const;
   // Nullopt: it was not read for this. Else what was found; OK: the base is ready.
   std::optional<absl::Status> OnRead(const CheckpointReadEvent& event);
 
@@ -36,7 +41,7 @@ class BaseKeeper {
   Outbox* const out_;
   const History* const history_;
   WeightsBase base_;
-  bool ready_ = true;
+  bool ready_ = true, withheld_ = false;
   uint64_t next_id_ = kFirstId, id_ = 0;
 
   static constexpr uint64_t kFirstId = uint64_t{1} << 62;  // beyond those of calls

@@ -75,7 +75,6 @@ void CheckpointCalls::OnLoad(const LoadCheckpointEvent& event) {
   std::optional<std::string> expected;
   if (request.has_expected_lineage()) expected = request.expected_lineage();
   if (absl::Status status = CheckLoad(expected, *known); !status.ok()) return p_.out.Reply(event.call, status);
-  if (!known->damage().empty()) return p_.out.Reply(event.call, DamagedError(*known));
   const absl::Status serving = membership_->NotServing();
   if (!serving.ok() && p_.lineage.unusable().empty()) return p_.out.Reply(event.call, serving);
   Read({.purpose = Purpose::kLoad, .call = event.call, .name = known->name(), .expected_lineage = std::move(expected)},

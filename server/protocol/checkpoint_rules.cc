@@ -82,6 +82,21 @@ bool GivesUpSteps(const JournalState& state, const WeightsBase& base, uint64_t s
   return IsInsideKept(state, base.step) || !CanRecompute(state, base.step);
 }
 
+const std::string* DigestIn(const KnownCheckpoint& checkpoint, const std::string& dtype) {
+  if (checkpoint.dtype() == dtype) return &checkpoint.weights_digest();
+  return checkpoint.loaded_dtype() == dtype ? &checkpoint.loaded_digest() : nullptr;
+}
+
+const KnownCheckpoint* MissedCheckpoint(const JournalState& state, const WeightsBase& base, bool replays) {
+  if (!base.checkpoint.empty() || !GivesUpSteps(state, base, state.step(), replays)) return nullptr;
+  const KnownCheckpoint* missed = nullptr;
+  for (const KnownCheckpoint& known : state.checkpoints()) {
+    const bool led_to = known.lineage() == state.lineage() && known.step() > 0;
+    if (led_to && (missed == nullptr || known.step() >= missed->step())) missed = &known;
+  }
+  return missed;
+}
+
 uint64_t SharedSteps(const JournalState& state, const WeightsBase& base) {
   const KnownCheckpoint* known = FindCheckpoint(state, base.checkpoint);
   return known != nullptr && known->lineage() == state.lineage() ? base.step : 0;
@@ -134,13 +149,13 @@ internal::v1::PassWeights PassWeightsOf(const JournalState& state, const std::st
   const KnownCheckpoint* known = FindCheckpoint(state, name);
   CHECK(known != nullptr) << name;
   weights.set_checkpoint(name);
-  if (known->dtype() == dtype) weights.set_weights_digest(known->weights_digest());
+  if (const std::string* digest = DigestIn(*known, dtype)) weights.set_weights_digest(*digest);
   return weights;
 }
 
 absl::Status DamagedError(const KnownCheckpoint& checkpoint) {
-  return MakeError(Reason::kCorruptCheckpoint,
-                   absl::StrCat("checkpoint ", checkpoint.name(), " is damaged: ", checkpoint.damage()));
+  return MakeError(Reason::kCorruptCheckpoint, absl::StrCat("checkpoint ", checkpoint.name(), " is damaged: ",
+                                                            checkpoint.damage(), "; VerifyCheckpoint reads it again"));
 }
 
 std::string TemporaryFolderOf(const std::string& name) { return absl::StrCat(".tmp-", name); }

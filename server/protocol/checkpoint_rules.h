@@ -48,6 +48,14 @@ WeightsBase ChooseBase(const internal::v1::JournalState& state, bool replays);
 // ends.
 bool GivesUpSteps(const internal::v1::JournalState& state, const WeightsBase& base, uint64_t step, bool replays);
 
+// Returns the digest that its weights have in this dtype; null: it was neither saved nor loaded in it.
+const std::string* DigestIn(const internal::v1::KnownCheckpoint& checkpoint, const std::string& dtype);
+
+// Returns the newest of the checkpoints that the lineage's steps led to, where none of them can be read and to begin
+// with the model directory would give those steps up; else null.
+const internal::v1::KnownCheckpoint* MissedCheckpoint(const internal::v1::JournalState& state, const WeightsBase& base,
+                                                      bool replays);
+
 // Returns the step up to which the lineage's weights are also those of a lineage that begins with the base: its step
 // where it is the lineage's own, else 0.
 uint64_t SharedSteps(const internal::v1::JournalState& state, const WeightsBase& base);

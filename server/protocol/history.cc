@@ -66,10 +66,9 @@ void History::BeginLineage(internal::v1::LineageBegun begun) {
   Add(row);
 }
 
-void History::LoadModel(const std::string& model_digest, const std::string& dtype) {
+void History::LoadModel(internal::v1::ModelLoaded loaded) {
   JournalRow row;
-  row.mutable_model_loaded()->set_model_digest(model_digest);
-  row.mutable_model_loaded()->set_dtype(dtype);
+  *row.mutable_model_loaded() = std::move(loaded);
   Add(row);
 }
 
@@ -137,6 +136,15 @@ void History::JudgeCheckpoint(const std::string& name, const std::string& damage
   JournalRow row;
   row.mutable_checkpoint_changed()->set_name(name);
   row.mutable_checkpoint_changed()->set_damage(damage);
+  Add(row);
+  AddSnapshotWhenDue();
+}
+
+void History::NoteLoaded(const std::string& checkpoint, const std::string& dtype, const std::string& weights_digest) {
+  JournalRow row;
+  row.mutable_checkpoint_changed()->set_name(checkpoint);
+  row.mutable_checkpoint_changed()->set_loaded_dtype(dtype);
+  row.mutable_checkpoint_changed()->set_loaded_digest(weights_digest);
   Add(row);
   AddSnapshotWhenDue();
 }

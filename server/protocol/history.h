@@ -53,7 +53,7 @@ class History {
 
   void Start(uint64_t epoch);
   void BeginLineage(internal::v1::LineageBegun row);
-  void LoadModel(const std::string& model_digest, const std::string& dtype);
+  void LoadModel(internal::v1::ModelLoaded row);
   void Accept(internal::v1::RequestAccepted row);
   void Commit(internal::v1::StepCommitted row);
   // Settles: the rows before it are moved out of the write-ahead log.
@@ -68,6 +68,8 @@ class History {
   void PinCheckpoint(const std::string& name, bool pinned);
   // `damage`: what was found; empty: it is sound again.
   void JudgeCheckpoint(const std::string& name, const std::string& damage);
+  // Keeps the digest of the weights in another dtype than that in which they were saved.
+  void NoteLoaded(const std::string& checkpoint, const std::string& dtype, const std::string& weights_digest);
   void DropCheckpoint(const std::string& name);
 
  private:

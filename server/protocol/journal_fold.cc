@@ -125,6 +125,7 @@ absl::Status BeginWith(const std::string& checkpoint, uint64_t step, const std::
   if (checkpoint.empty()) {
     state.clear_model_digest();
     state.clear_model_dtype();
+    state.clear_model_config();
     return absl::OkStatus();
   }
   const KnownCheckpoint* base = FindCheckpoint(state, checkpoint);
@@ -300,6 +301,8 @@ absl::Status Fold(const internal::v1::CheckpointChanged& row, JournalState& stat
   if (known == nullptr) return Clash(absl::StrCat("checkpoint ", row.name(), " changes, which is not there"));
   if (row.has_pinned()) known->set_pinned(row.pinned());
   if (row.has_damage()) known->set_damage(row.damage());
+  if (row.has_loaded_dtype()) known->set_loaded_dtype(row.loaded_dtype());
+  if (row.has_loaded_digest()) known->set_loaded_digest(row.loaded_digest());
   return absl::OkStatus();
 }
 
@@ -325,6 +328,7 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
     case JournalRow::kModelLoaded:
       state.set_model_digest(row.model_loaded().model_digest());
       state.set_model_dtype(row.model_loaded().dtype());
+      state.set_model_config(row.model_loaded().config());
       return absl::OkStatus();
     case JournalRow::kAccepted:
       return Fold(row.accepted(), state);

@@ -1,12 +1,31 @@
 #include "server/protocol/lineage_changes.h"
 
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/status_macros.h"
 #include "common/base/weights_digest_text.h"
+#include "common/model/config_difference.h"
 
 namespace stemma::server {
+namespace {
+
+constexpr char kBeginAsBefore[] = "give the server the directory that it began with, or a --data directory of its own";
+
+// `began_with`: as the journal has it; "": that is not known.
+absl::Status CheckSameConfig(const std::string& lineage, const std::string& began_with, const ModelConfig& model) {
+  if (began_with.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const ModelConfig before, ParseModelConfig(began_with));
+  const std::string field = FirstDifference(before, model);
+  if (field.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("config.json of the model directory has another ", field,
+                                                    " than when lineage ", lineage, " began: ", kBeginAsBefore));
+}
+
+}  // namespace
 
 void FailEverything(const CoordinatorParts& parts, const absl::Status& status) {
   parts.arrivals.EndAll(status);
@@ -46,21 +65,53 @@ void RenameLineage(const CoordinatorParts& parts, const std::string& what) {
       absl::StrCat(what, " has other bits than before: lineage ", before, " goes on as ", parts.lineage.name()));
 }
 
-absl::Status CheckModel(const CoordinatorParts& parts, const std::string& model_digest) {
-  if (!parts.history.replays() || model_digest.empty()) return absl::OkStatus();
-  const std::string before = parts.history.state().model_digest();
+void ReadMissedAgain(const CoordinatorParts& parts) {
+  const internal::v1::JournalState& state = parts.history.state();
+  const bool replays = parts.history.replays();
+  if (MissedCheckpoint(state, ChooseBase(state, replays), replays) == nullptr) return;
+  std::vector<std::string> damaged;
+  for (const internal::v1::KnownCheckpoint& known : state.checkpoints()) {
+    if (known.lineage() == state.lineage() && !known.damage().empty()) damaged.push_back(known.name());
+  }
+  for (const std::string& name : damaged) parts.history.JudgeCheckpoint(name, "");
+}
+
+absl::Status EndWhatIsLost(const CoordinatorParts& parts, const WeightsBase& base) {
+  const internal::v1::JournalState& state = parts.history.state();
+  if (const auto* missed = MissedCheckpoint(state, base, parts.history.replays())) {
+    return MakeError(
+        Reason::kCorruptCheckpoint,
+        absl::StrCat("no checkpoint of lineage ", parts.lineage.name(), " can be read, as ", missed->name(), " (",
+                     missed->damage(), "), and without one its ", parts.lineage.step(),
+                     " steps are lost. Nothing was changed: put the files back, or mount their folder, and start the "
+                     "server again; or load another checkpoint; to begin anew, give the server another --data"));
+  }
+  if (GivesUpSteps(state, base, parts.lineage.step(), parts.history.replays())) EndLineage(parts, base);
+  return absl::OkStatus();
+}
+
+absl::Status CheckModel(const CoordinatorParts& parts, const internal::v1::Ready& ready) {
+  if (!parts.history.replays() || ready.model_digest().empty()) return absl::OkStatus();
+  const internal::v1::JournalState& state = parts.history.state();
   const std::string& dtype = parts.gang.config().dtype();
-  if (before.empty()) parts.history.LoadModel(model_digest, dtype);
-  if (!WeightsDiffer(before, model_digest)) return absl::OkStatus();
-  const std::string& began_in = parts.history.state().model_dtype();
+  if (state.model_digest().empty()) {
+    internal::v1::ModelLoaded loaded;
+    loaded.set_model_digest(ready.model_digest());
+    loaded.set_dtype(dtype);
+    loaded.set_config(ready.model_config());
+    parts.history.LoadModel(std::move(loaded));
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(CheckSameConfig(parts.lineage.name(), state.model_config(), parts.options.model));
+  if (!WeightsDiffer(state.model_digest(), ready.model_digest())) return absl::OkStatus();
+  const std::string& began_in = state.model_dtype();
   if (!began_in.empty() && began_in != dtype) {
     return absl::FailedPreconditionError(absl::StrCat("lineage ", parts.lineage.name(), " began in ", began_in,
                                                       ", and this run is in ", dtype, ": start it with --dtype ",
                                                       began_in, ", or give the server a --data directory of its own"));
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("the model directory holds other weights than those that lineage ", parts.lineage.name(),
-                   " began with: give the server the directory that it began with, or a --data directory of its own"));
+  return absl::FailedPreconditionError(absl::StrCat("the model directory holds other weights than those that lineage ",
+                                                    parts.lineage.name(), " began with: ", kBeginAsBefore));
 }
 
 absl::Status LoseDecidedStep(const CoordinatorParts& parts, const std::string& reason) {

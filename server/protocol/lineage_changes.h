@@ -19,9 +19,17 @@ void EndLineage(const CoordinatorParts& parts, const WeightsBase& base, LogLevel
 // Lets the lineage go on under a new name. `what`: begins the sentence that says why.
 void RenameLineage(const CoordinatorParts& parts, const std::string& what);
 
-// Compares the model directory's weights, which a generation has loaded, with those that the lineage began with.
-// Errors: FailedPrecondition - the steps that are to be computed again began with others, or in another dtype.
-absl::Status CheckModel(const CoordinatorParts& parts, const std::string& model_digest);
+// Compares the model directory, which a generation has loaded, with the one that the lineage began with.
+// Errors: FailedPrecondition - the steps that are to be computed again began with other weights, in another dtype, or
+// with another config.json.
+absl::Status CheckModel(const CoordinatorParts& parts, const internal::v1::Ready& ready);
+
+// Forgets what an earlier server found wrong with the lineage's checkpoints, where it found none to go on from: their
+// disk may be there again, or somebody has put them back.
+void ReadMissedAgain(const CoordinatorParts& parts);
+// Ends the lineage where a recovery that begins with `base` gives steps up. Errors: CORRUPT_CHECKPOINT - it has
+// checkpoints, none of which can be read: nothing is ended before somebody has looked.
+absl::Status EndWhatIsLost(const CoordinatorParts& parts, const WeightsBase& base);
 
 // Counts that workers were lost, for this reason, where what ran was a step that was decided. Errors: DIVERGED - they
 // were too often in a row: computing it again is what ends them, and nothing more is to be tried.

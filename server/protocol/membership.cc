@@ -31,15 +31,17 @@ void Membership::Start() {
   if (!anything) return FindBase();
   p_.out.AddReason(absl::StrCat("the journal is at step ", p_.lineage.step(), " of lineage ", p_.lineage.name(), ", ",
                                 p_.jobs.num_open(), " requests are open"));
+  ReadMissedAgain(p_);
   FindBase();
   EndWhatIsNotKept(p_);
 }
 
 // What the ranks computed since the base is computed again, or, where it is not kept, lost.
 void Membership::FindBase() {
-  const WeightsBase base = ChooseBase(p_.history.state(), p_.history.replays());
-  if (GivesUpSteps(p_.history.state(), base, p_.lineage.step(), p_.history.replays())) EndLineage(p_, base);
-  p_.base.Choose();
+  const absl::Status found = EndWhatIsLost(p_, ChooseBase(p_.history.state(), p_.history.replays()));
+  if (found.ok()) return p_.base.Choose();
+  p_.base.Withhold();
+  Stop(found);
 }
 
 void Membership::OnBaseRead(const absl::Status& read) {
@@ -93,8 +95,7 @@ void Membership::OnRegister(SessionId session, const internal::v1::Register& mes
 }
 
 void Membership::BeginGeneration() {
-  if (!p_.base.ready())
-    return p_.out.AddReason(absl::StrCat("checkpoint ", p_.base.base().checkpoint, " is read back"));
+  if (!p_.base.ready()) return p_.out.AddReason(p_.base.WhatIsAwaited());
   p_.lineage.BeginGeneration(p_.base.base().step);
   diverged_ = false;
   absl::StatusOr<internal::v1::Configure> first = p_.gang.Begin(p_.out.now(), p_.base.base());
@@ -122,7 +123,7 @@ void Membership::OnReady(SessionId session, const internal::v1::Ready& message) 
   if (ready.ok() && !p_.base.base().checkpoint.empty()) {
     if (!CheckLoaded(message.model_digest())) return;
   } else if (ready.ok()) {
-    ready = CheckModel(p_, message.model_digest());
+    ready = CheckModel(p_, message);
   }
   if (absl::IsInvalidArgument(ready)) return Breach(session, ready);
   if (!ready.ok()) return Close(session, ready, std::string(ready.message()));
@@ -134,11 +135,12 @@ void Membership::OnReady(SessionId session, const internal::v1::Ready& message) 
 // False: the generation is given up, for its weights are not those that were saved.
 bool Membership::CheckLoaded(const std::string& weights_digest) {
   const internal::v1::KnownCheckpoint& base = *p_.base.checkpoint();
-  const bool same_dtype = base.dtype() == p_.gang.config().dtype();
-  if (same_dtype && !WeightsDiffer(base.weights_digest(), weights_digest)) return true;
-  if (!same_dtype) {
-    Diverge(absl::StrCat("checkpoint ", base.name(), ", saved in ", base.dtype(), " and loaded in ",
-                         p_.gang.config().dtype(), ","));
+  const std::string& dtype = p_.gang.config().dtype();
+  const std::string* saved = DigestIn(base, dtype);
+  if (saved != nullptr && !WeightsDiffer(*saved, weights_digest)) return true;
+  if (base.dtype() != dtype) {
+    Diverge(absl::StrCat("checkpoint ", base.name(), ", saved in ", base.dtype(), " and loaded in ", dtype, ","));
+    p_.history.NoteLoaded(base.name(), dtype, weights_digest);
     return true;
   }
   const absl::Status damage =
@@ -241,7 +243,10 @@ void Membership::RetryRunning(const std::string& reason) {
   }
   const bool decided = IsDecided(*record);  // then only losses_again_max bounds how often it is tried
   if (record->cancel_requested && !decided) return p_.jobs.CancelUpdate(*record);
-  if (record->attempt >= p_.options.attempts_max && !decided) return ExhaustAttempts(*record, reason);
+  if (record->attempt >= p_.options.attempts_max && !decided) {
+    return p_.jobs.GiveUpUpdate(*record, absl::StrCat("the worker was lost in each of ", record->attempt,
+                                                      " attempts, the last time: ", reason));
+  }
   // From its first step: the weights are the model directory's, and what the lost worker computed is gone.
   ++record->attempt;
   record->k = 0;
@@ -255,11 +260,6 @@ void Membership::RetryRunning(const std::string& reason) {
 bool Membership::IsDecided(const UpdateRecord& record) const {
   const auto next = static_cast<uint32_t>(record.result.steps_size());
   return p_.history.FindDecision(record.id, next) != nullptr;
-}
-
-void Membership::ExhaustAttempts(UpdateRecord& record, const std::string& reason) {
-  p_.jobs.GiveUpUpdate(
-      record, absl::StrCat("the worker was lost in each of ", record.attempt, " attempts, the last time: ", reason));
 }
 
 void Membership::LoseWeights(UpdateRecord& record, const std::string& parameter) {

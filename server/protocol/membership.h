@@ -94,7 +94,6 @@ class Membership {
   void RefuseBase(const absl::Status& why);
   bool CheckLoaded(const std::string& weights_digest);
   void RetryRunning(const std::string& reason);
-  void ExhaustAttempts(UpdateRecord& record, const std::string& reason);
   void UndoStep(UpdateRecord& record, const std::string& parameter);
   void EndDrain();
   void CallAgain();

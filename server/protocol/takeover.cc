@@ -7,8 +7,44 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/weights_digest_text.h"
 
 namespace stemma::server {
+namespace {
+
+constexpr char kOfAnotherRun[] = "-of-another-run";
+
+// Tells whether the journal knows other weights at the checkpoint's step: a copy of this data directory went on by
+// itself, and saved it under the name of the same lineage.
+bool IsOfAnotherRun(const internal::v1::JournalState& state, const internal::v1::KnownCheckpoint& found) {
+  if (found.lineage() != state.lineage()) return false;
+  if (found.step() > state.step()) return true;
+  for (const internal::v1::KeptRequest& kept : state.kept()) {
+    for (const internal::v1::KeptStep& step : kept.steps()) {
+      const bool leads_to = step.decision().outcome() == v1::StepResult::APPLIED && step.applied() &&
+                            step.decision().step() == found.step();
+      if (leads_to && WeightsDiffer(step.weights_digest(), found.weights_digest())) return true;
+    }
+  }
+  return false;
+}
+
+// Takes it under a lineage of its own where it is of another run: it can be loaded by its name, and no recovery begins
+// with it.
+void TakeFound(const CoordinatorParts& parts, internal::v1::KnownCheckpoint found) {
+  const std::string text =
+      absl::StrCat("checkpoint ", found.name(), " was found: step ", found.step(), " of lineage ", found.lineage());
+  const bool of_another = IsOfAnotherRun(parts.history.state(), found);
+  if (of_another) {
+    found.set_lineage(absl::StrCat(found.lineage(), kOfAnotherRun));
+    parts.out.AddWarning(absl::StrCat(text, ", which has no such weights here: it is of another run"));
+  } else {
+    parts.out.AddReason(text);
+  }
+  parts.history.TakeCheckpoint(std::move(found));
+}
+
+}  // namespace
 
 // The disk says which checkpoints there are: one may have been copied here, or removed, or its save have ended without
 // a row.
@@ -24,9 +60,7 @@ void TakeFoundCheckpoints(const CoordinatorParts& parts) {
   }
   for (const internal::v1::KnownCheckpoint& checkpoint : parts.options.checkpoints) {
     if (known.contains(checkpoint.name())) continue;
-    parts.history.TakeCheckpoint(checkpoint);
-    parts.out.AddReason(absl::StrCat("checkpoint ", checkpoint.name(), " was found: step ", checkpoint.step(),
-                                     " of lineage ", checkpoint.lineage()));
+    TakeFound(parts, checkpoint);
   }
 }
 

@@ -105,7 +105,7 @@ absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(const std::string& path)
   CheckpointFolder folder(path, std::move(fd));
   const std::string optim(kOptimFolder);
   absl::StatusOr<UniqueFd> optim_fd = OpenFolderAt(folder.fd_.get(), optim, absl::StrCat(path, "/", optim));
-  // A copy may have left out a folder without a file; something else in its place is found by BytesOfFiles.
+  // A copy may have left out a folder without a file; something else in its place is found by FindFiles.
   if (!optim_fd.ok() && !absl::IsNotFound(optim_fd.status()) && !absl::IsInvalidArgument(optim_fd.status())) {
     return optim_fd.status();
   }
@@ -113,17 +113,16 @@ absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(const std::string& path)
   return folder;
 }
 
-absl::StatusOr<std::map<std::string, uint64_t>> CheckpointFolder::BytesOfFiles() const {
-  std::map<std::string, uint64_t> bytes;
-  RETURN_IF_ERROR(AddFiles(fd_.get(), "", bytes));
+absl::StatusOr<FoundFiles> CheckpointFolder::FindFiles() const {
+  FoundFiles found;
+  RETURN_IF_ERROR(AddFiles(fd_.get(), "", found));
   if (optim_fd_.valid()) {
-    RETURN_IF_ERROR(AddFiles(optim_fd_.get(), absl::StrCat(std::string(kOptimFolder), "/"), bytes));
+    RETURN_IF_ERROR(AddFiles(optim_fd_.get(), absl::StrCat(std::string(kOptimFolder), "/"), found));
   }
-  return bytes;
+  return found;
 }
 
-absl::Status CheckpointFolder::AddFiles(int fd, const std::string& prefix,
-                                        std::map<std::string, uint64_t>& bytes) const {
+absl::Status CheckpointFolder::AddFiles(int fd, const std::string& prefix, FoundFiles& found) const {
   // closedir closes its descriptor, and a duplicate would share the position in the folder.
   ASSIGN_OR_RETURN(UniqueFd listed, OpenFolderAt(fd, ".", path_));
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(listed.get()), closedir);
@@ -141,10 +140,11 @@ absl::Status CheckpointFolder::AddFiles(int fd, const std::string& prefix,
     if (fstatat(fd, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
       return ErrnoStatus("stat", absl::StrCat(path_, "/", file), errno);
     }
-    if (!S_ISREG(info.st_mode)) {
-      return CorruptCheckpoint(path_, absl::StrCat(absl::CEscape(file), ": is not a regular file"));
+    if (S_ISREG(info.st_mode)) {
+      found[file] = static_cast<uint64_t>(info.st_size);
+    } else {
+      found[file] = std::nullopt;
     }
-    bytes[file] = static_cast<uint64_t>(info.st_size);
   }
 }
 

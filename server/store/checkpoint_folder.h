@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -32,9 +31,8 @@ class CheckpointFolder {
   static absl::StatusOr<CheckpointFolder> Open(const std::string& path);
 
   const std::string& path() const { return path_; }
-  // Returns the bytes of every file but the manifest, by the name that parts give it. Errors: CORRUPT_CHECKPOINT -
-  // something is there that is no regular file.
-  absl::StatusOr<std::map<std::string, uint64_t>> BytesOfFiles() const;
+  // Returns what lies in the folder and in optim/ but the manifest, by the name that parts give it.
+  absl::StatusOr<FoundFiles> FindFiles() const;
   // `file`: as parts name it, or the manifest. Errors: CORRUPT_CHECKPOINT - it is missing, or no regular file.
   absl::StatusOr<RegularFile> OpenFile(const std::string& file) const;
   // Returns the whole file. Errors: CORRUPT_CHECKPOINT - as OpenFile, or it is longer.
@@ -48,7 +46,7 @@ class CheckpointFolder {
  private:
   CheckpointFolder(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
 
-  absl::Status AddFiles(int fd, const std::string& prefix, std::map<std::string, uint64_t>& bytes) const;
+  absl::Status AddFiles(int fd, const std::string& prefix, FoundFiles& found) const;
 
   std::string path_;
   UniqueFd fd_, optim_fd_;  // the folder; and its optim/, where there is one

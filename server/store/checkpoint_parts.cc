@@ -139,21 +139,39 @@ absl::StatusOr<FilesOfParts> ArrangeParts(const CheckpointParts& parts) {
   return files;
 }
 
-absl::Status CheckFiles(const FilesOfParts& files, const CheckpointParts& parts,
-                        const std::map<std::string, uint64_t>& bytes_of_file) {
-  for (const auto& [name, file] : files) {
-    const auto found = bytes_of_file.find(name);
-    if (found != bytes_of_file.end() && found->second == file.bytes) continue;
-    const std::string said = absl::StrCat(file.bytes, " bytes were written by ", WritersOf(name, file, parts));
-    return absl::InvalidArgumentError(found == bytes_of_file.end()
-                                          ? absl::StrCat(name, ": is missing; its ", said)
-                                          : absl::StrCat(name, ": has ", found->second, " bytes; ", said));
+namespace {
+
+absl::Status CheckFound(const std::string& name, const std::optional<uint64_t>& bytes) {
+  if (bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(absl::CEscape(name), ": is not a regular file"));
+}
+
+// Whether who opens a folder as a model may read a file of that name.
+bool LoadersTake(const std::string& name) {
+  return absl::EndsWith(name, ".safetensors") || absl::EndsWith(name, ".json");
+}
+
+}  // namespace
+
+absl::Status CheckFiles(const FilesOfParts& files, const CheckpointParts& parts, const FoundFiles& found,
+                        Extras extras) {
+  if (found.contains(std::string(kOptimFolder))) {
+    return absl::InvalidArgumentError(absl::StrCat(std::string(kOptimFolder), ": is no folder, or a link"));
   }
-  for (const auto& [name, bytes] : bytes_of_file) {
-    if (!files.contains(name)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          absl::CEscape(name), ": is no file of the checkpoint, nobody says that it wrote its ", bytes, " bytes"));
+  for (const auto& [name, file] : files) {
+    const auto there = found.find(name);
+    const std::string said = absl::StrCat(file.bytes, " bytes were written by ", WritersOf(name, file, parts));
+    if (there == found.end()) return absl::InvalidArgumentError(absl::StrCat(name, ": is missing; its ", said));
+    RETURN_IF_ERROR(CheckFound(name, there->second));
+    if (*there->second != file.bytes) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": has ", *there->second, " bytes; ", said));
     }
+  }
+  for (const auto& [name, bytes] : found) {
+    if (files.contains(name) || (extras == Extras::kIgnored && !LoadersTake(name))) continue;
+    RETURN_IF_ERROR(CheckFound(name, bytes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        absl::CEscape(name), ": is no file of the checkpoint, nobody says that it wrote its ", *bytes, " bytes"));
   }
   return absl::OkStatus();
 }

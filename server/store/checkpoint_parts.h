@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <queue>
 #include <string>
 #include <string_view>
@@ -76,9 +77,18 @@ ByteRuns RunsOf(const internal::v1::ByteRange& range);
 // hole, an overlap, ranges whose end no 63 bits hold, more than kPiecesMax pieces; names the file and the ranks.
 absl::StatusOr<FilesOfParts> ArrangeParts(const CheckpointParts& parts);
 
-// Compares with the files that there are, by name. Errors: InvalidArgument - a file is missing, has another size, or is
-// in no part.
-absl::Status CheckFiles(const FilesOfParts& files, const CheckpointParts& parts,
-                        const std::map<std::string, uint64_t>& bytes_of_file);
+// The bytes of what lies in a checkpoint's folder, by name; nullopt: it is no regular file.
+using FoundFiles = std::map<std::string, std::optional<uint64_t>>;
+
+// What lies in the folder and is in no part.
+enum class Extras {
+  kRefused,  // while it is saved: a rank has not said that it wrote it
+  kIgnored,  // later: a user's notes, or what a file manager leaves; but for what a loader of models would take
+};
+
+// Compares with the files that there are. Errors: InvalidArgument - a file is missing, no regular file, has another
+// size, or is in no part.
+absl::Status CheckFiles(const FilesOfParts& files, const CheckpointParts& parts, const FoundFiles& found,
+                        Extras extras);
 
 }  // namespace stemma::server

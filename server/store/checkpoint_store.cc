@@ -105,11 +105,11 @@ absl::Status AddClientState(const std::string& path, const std::string& client_s
   return absl::OkStatus();
 }
 
-absl::StatusOr<FilesOfParts> CheckedFiles(const CheckpointFolder& folder, const CheckpointParts& parts) {
+absl::StatusOr<FilesOfParts> CheckedFiles(const CheckpointFolder& folder, const CheckpointParts& parts, Extras extras) {
   absl::StatusOr<FilesOfParts> files = ArrangeParts(parts);
   if (!files.ok()) return CorruptCheckpoint(folder.path(), std::string(files.status().message()));
-  ASSIGN_OR_RETURN(const auto bytes_of_file, folder.BytesOfFiles());
-  if (const absl::Status same = CheckFiles(*files, parts, bytes_of_file); !same.ok()) {
+  ASSIGN_OR_RETURN(const FoundFiles found, folder.FindFiles());
+  if (const absl::Status same = CheckFiles(*files, parts, found, extras); !same.ok()) {
     return CorruptCheckpoint(folder.path(), std::string(same.message()));
   }
   return files;
@@ -150,7 +150,7 @@ absl::StatusOr<StoredCheckpoint> Finish(const std::string& path, CheckpointManif
                                         const std::string& client_state, const GoesOn& goes_on) {
   RETURN_IF_ERROR(AddClientState(path, client_state, manifest));
   ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(path));
-  ASSIGN_OR_RETURN(const FilesOfParts files, CheckedFiles(folder, manifest.parts()));
+  ASSIGN_OR_RETURN(const FilesOfParts files, CheckedFiles(folder, manifest.parts(), Extras::kRefused));
   RETURN_IF_ERROR(folder.Sync(files));
   RETURN_IF_ERROR(folder.CheckDigests(files, manifest.parts(), goes_on));
   ASSIGN_OR_RETURN(const std::string text, EncodeManifest(manifest));
@@ -284,7 +284,7 @@ absl::StatusOr<StoredCheckpoint> CheckpointStore::Verify(const std::string& name
                                                          manifest_sha256, " as when it was saved"));
   }
   ASSIGN_OR_RETURN(CheckpointManifest manifest, ManifestOf(folder, name, text));
-  ASSIGN_OR_RETURN(const FilesOfParts files, CheckedFiles(folder, manifest.parts()));
+  ASSIGN_OR_RETURN(const FilesOfParts files, CheckedFiles(folder, manifest.parts(), Extras::kIgnored));
   RETURN_IF_ERROR(folder.CheckDigests(files, manifest.parts(), goes_on));
   std::string client_state;
   if (files.contains(state_file)) {
@@ -304,7 +304,7 @@ absl::StatusOr<std::vector<StoredCheckpoint>> CheckpointStore::Scan() const {
     if (stored.ok()) {
       checkpoints.push_back(*std::move(stored));
     } else if (SaysItIsNone(stored.status())) {
-      LOG(WARNING) << "left out of the checkpoints: " << stored.status();
+      LOG(WARNING) << "left out of the checkpoints: " << stored.status().message();
     } else {
       return stored.status();
     }

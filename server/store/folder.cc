@@ -40,10 +40,4 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
   return names;
 }
 
-absl::Status SyncFolder(const std::string& path) {
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoStatus("open", path, errno);
-  return fsync(fd.get()) == 0 ? absl::OkStatus() : ErrnoStatus("fsync", path, errno);
-}
-
 }  // namespace stemma::server

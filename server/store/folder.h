@@ -21,7 +21,4 @@ absl::Status MakePrivateFolder(const std::string& path);
 // Returns the names in a folder, sorted. Errors: the folder cannot be read.
 absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder);
 
-// Makes the creation, renaming and removal of the folder's files durable.
-absl::Status SyncFolder(const std::string& path);
-
 }  // namespace stemma::server

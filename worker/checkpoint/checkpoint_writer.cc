@@ -8,7 +8,6 @@
 #include "common/base/failpoint.h"
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
-#include "common/model/config_difference.h"
 #include "worker/checkpoint/part_writer.h"
 #include "worker/model/model_files.h"
 
@@ -48,12 +47,7 @@ absl::StatusOr<internal::v1::CheckpointPart> WriteShare(const CheckpointFiles& f
 absl::StatusOr<std::string> CheckpointConfig(const CheckpointFiles& files, const std::string& path,
                                              const std::string& content) {
   ASSIGN_OR_RETURN(std::string changed, ConfigWithDtype(path, content, files.dtype));
-  ASSIGN_OR_RETURN(const ModelConfig config, ParseModelConfig(changed));
-  const std::string difference = FirstDifference(config, files.source->config);
-  if (!difference.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": has changed since the model was loaded: ", difference, " is another one"));
-  }
+  RETURN_IF_ERROR(CheckConfigStays(path, changed, files.source->config));
   return changed;
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/json.h"
 #include "common/base/status_macros.h"
+#include "common/model/config_difference.h"
 #include "nlohmann/json.hpp"
 
 namespace stemma::worker {
@@ -48,9 +49,22 @@ absl::StatusOr<std::string> ConfigWithDtype(const std::string& path, const std::
   ASSIGN_OR_RETURN(nlohmann::ordered_json json, ParseObject(path, content));
   const auto* name = std::find_if(std::begin(kFileDtypes), std::end(kFileDtypes),
                                   [&](const FileDtype& d) { return d.dtype == dtype; });
-  const char* key = json.contains("dtype") ? "dtype" : "torch_dtype";
-  json[key] = name->name;
+  // Newer readers know the first key, older ones the second.
+  if (json.contains("dtype")) json["dtype"] = name->name;
+  if (json.contains("torch_dtype") || !json.contains("dtype")) json["torch_dtype"] = name->name;
   return FileText(json);
+}
+
+absl::Status CheckConfigStays(const std::string& path, const std::string& content, const ModelConfig& loaded) {
+  const absl::StatusOr<ModelConfig> config = ParseModelConfig(content);
+  std::string difference;
+  if (!config.ok()) {
+    difference = std::string(config.status().message());
+  } else if (const std::string field = FirstDifference(*config, loaded); !field.empty()) {
+    difference = absl::StrCat(field, " is another one");
+  }
+  if (difference.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(path, ": has changed since the model was loaded: ", difference));
 }
 
 // A metadata that is no object, which nothing reads, gives way to one.

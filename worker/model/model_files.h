@@ -6,7 +6,9 @@
 #include <map>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/model/model_config.h"
 #include "common/model/safetensors.h"
 
 namespace stemma::worker {
@@ -22,6 +24,10 @@ absl::StatusOr<safetensors::Dtype> ParseFileDtype(const std::string& name);
 absl::StatusOr<std::string> ConfigWithDtype(const std::string& path, const std::string& content,
                                             safetensors::Dtype dtype);
 absl::StatusOr<std::string> IndexWithTotalSize(const std::string& path, const std::string& content, uint64_t bytes);
+
+// Checks that the content of config.json, at `path`, still says what the model was loaded with: weights that are
+// written beside another one are another model. Errors: InvalidArgument, which names the first difference.
+absl::Status CheckConfigStays(const std::string& path, const std::string& content, const ModelConfig& loaded);
 
 // Returns a new index: which file each tensor is in, and the bytes of all of them.
 std::string MakeIndex(const std::map<std::string, std::string>& file_of_tensor, uint64_t bytes);

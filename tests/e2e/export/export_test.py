@@ -144,6 +144,20 @@ def test_the_index_of_another_dtype_counts_every_tensor(metadata, tmp_path):
     assert written.get("kept") == (None if metadata == "a text" else [1])
 
 
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_weights_are_not_written_beside_the_config_of_another_model(dtype, tmp_path):
+    loaded = models.make(str(tmp_path / "model"), models.Spec("llama"), SHARD)
+    with server(loaded, data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
+        config = os.path.join(loaded, "config.json")
+        with open(config) as file:
+            held = json.load(file)
+        with open(config, "w") as file:
+            json.dump({**held, "rms_norm_eps": 0.25}, file)
+        with pytest.raises(stemma.StemmaError, match="has changed since the model was loaded: rms_norm_eps is another one"):
+            client.export("broken", dtype=dtype)
+        assert os.listdir(tmp_path / "data" / "exports") == []
+
+
 @pytest.mark.parametrize("name,text", [("config.json", "[1]"), (INDEX, "7"), ("config.json", "{"), (INDEX, "[" * 100000)])
 def test_a_file_that_changed_after_loading_is_an_error_and_the_worker_stays(name, text, tmp_path):
     loaded = models.make(str(tmp_path / "model"), models.Spec("llama"), SHARD)

@@ -3,8 +3,10 @@ kill -9 of its server and its workers ends with the weights of a run that nobody
 
 STEMMA_FAULTS_SEED and STEMMA_FAULTS_COUNT (kills) choose the cases; a failure prints its seed."""
 
+import json
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -140,6 +142,22 @@ def test_another_model_is_refused(model, tmp_path):
     with pytest.raises(AssertionError, match="other weights than those that lineage") as refused:
         DurableRun(other, tmp_path / "run")
     assert "ended with exit code 2" in str(refused.value), "someone has to change something: starting again does not help"
+
+
+def test_another_config_is_refused_by_the_field(model, tmp_path):
+    """The same weights, which mean something else."""
+    with DurableRun(model, tmp_path / "run") as run, run.client() as client:
+        send(client, 0)
+        run.kill()
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.25}))
+    with pytest.raises(AssertionError, match="config.json of the model directory has another rms_norm_eps than when lineage") as refused:
+        DurableRun(other, tmp_path / "run")
+    assert "ended with exit code 2" in str(refused.value)
+    (other / "config.json").write_text(json.dumps({**config, "mine": 1}))
+    DurableRun(other, tmp_path / "run").close()
 
 
 def test_another_dtype_is_refused_by_its_name(model, tmp_path):

@@ -11,6 +11,7 @@
 //   > damage CHECKPOINT                       (what is read of it is wrong, until `repair CHECKPOINT`)
 //   > forget CHECKPOINT                       (its folder is removed by somebody)
 //   > foreign CHECKPOINT                      (it is of another model)
+//   > copied CHECKPOINT step=N of=LINEAGE weights=DIGEST (somebody copies its folder here; the next server finds it)
 //   > readings hold|now|end                   (what clients ask for from now on is read later; at once again; now)
 //   > full [off=1]                            (no checkpoint can be written, or again)
 //   > disk hangs|refuses|answers              (folders, commits and removals of checkpoints are ended when it answers;

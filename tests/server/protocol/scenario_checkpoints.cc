@@ -56,6 +56,15 @@ std::vector<Event> FakeCheckpoints::Execute(const Action& action) {
   return {};
 }
 
+void FakeCheckpoints::AddCopy(const Command& command) {
+  internal::v1::KnownCheckpoint& known = known_[command.words.at(1)];
+  known.set_name(command.words.at(1));
+  known.set_lineage(command.Text("of"));
+  known.set_step(command.Get("step", 0));
+  known.set_weights_digest(command.Text("weights"));
+  known.set_manifest_sha256(absl::StrCat("sha-", known.name()));
+}
+
 CheckpointRemovedEvent FakeCheckpoints::Remove(const RemoveCheckpointAction& action) {
   if (refusal_.ok()) known_.erase(action.name);
   return {.name = action.name, .removed = refusal_};
@@ -86,6 +95,8 @@ std::optional<std::vector<Event>> FakeCheckpoints::Tell(const Command& command) 
     known_.erase(command.words.at(1));
   } else if (name == "foreign") {
     foreign_.insert(command.words.at(1));
+  } else if (name == "copied") {
+    AddCopy(command);
   } else if (name == "full") {
     full_ = !command.Has("off");
   } else {
@@ -176,6 +187,9 @@ std::string CheckpointRowText(const internal::v1::JournalRow& row) {
   }
   if (row.has_checkpoint_changed()) {
     const auto& changed = row.checkpoint_changed();
+    if (changed.has_loaded_dtype()) {
+      return absl::StrCat("checkpoint ", changed.name(), " in ", changed.loaded_dtype(), "=", changed.loaded_digest());
+    }
     return absl::StrCat("checkpoint ", changed.name(), changed.has_pinned() ? " pinned=" : " damage=",
                         changed.has_pinned() ? (changed.pinned() ? "yes" : "no") : changed.damage());
   }

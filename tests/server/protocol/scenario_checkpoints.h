@@ -24,6 +24,7 @@ class FakeCheckpoints {
   std::optional<std::vector<Event>> Tell(const Command& command);
 
  private:
+  void AddCopy(const Command& command);
   CheckpointWrittenEvent Commit(const CommitCheckpointAction& action);
   CheckpointRemovedEvent Remove(const RemoveCheckpointAction& action);
   CheckpointReadEvent Read(const ReadCheckpointAction& action);

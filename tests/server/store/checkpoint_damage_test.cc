@@ -95,16 +95,25 @@ TEST_F(CheckpointDamageTest, ACutGrownMissingOrSpecialFileIsRefused) {
   EXPECT_THAT(store_.Verify("a", manifest_sha256_), IsOk()) << "control";
 }
 
-TEST_F(CheckpointDamageTest, AnExtraFileIsRefused) {
-  for (const char* file : {"extra", ".hidden", "optim/extra", "optim/manifest.json", "optim/optim"}) {
+TEST_F(CheckpointDamageTest, AnExtraFileThatALoaderWouldTakeIsRefused) {
+  for (const char* file : {"model.safetensors.index.json", "model-9.safetensors", "optim/manifest.json"}) {
     SetBytes(Path(file), "");
     ExpectRefused(file, "is no file of the checkpoint", "extra");
     fs::remove(Path(file));
+    fs::create_directory(Path(file));
+    ExpectRefused(file, "is not a regular file", "a folder");
+    fs::remove(Path(file));
   }
-  fs::create_directory(Path("optim/optim"));
-  ExpectRefused("optim/optim", "is not a regular file", "a folder");
-  fs::remove(Path("optim/optim"));
   EXPECT_THAT(store_.Verify("a", manifest_sha256_), IsOk()) << "control";
+}
+
+// A checkpoint that was passed over for a user's notes would cost the steps since the one before.
+TEST_F(CheckpointDamageTest, WhatNobodyReadsIsNoDamage) {
+  for (const char* file : {"NOTES.txt", ".DS_Store", "optim/extra"}) SetBytes(Path(file), "x");
+  fs::create_directories(Path(".cache/huggingface"));
+  fs::create_directory(Path("optim/optim"));
+  fs::create_symlink(folder_.path(), Path("link"));
+  EXPECT_THAT(store_.Verify("a", manifest_sha256_), IsOk());
 }
 
 // Sizes are equal, so that only the digests tell.
@@ -139,7 +148,7 @@ TEST_F(CheckpointDamageTest, AnotherCheckpointUnderThisNameIsRefused) {
 TEST_F(CheckpointDamageTest, ALinkInPlaceOfAFolderIsNotFollowed) {
   fs::rename(Path("optim"), folder_ / "optim");
   fs::create_directory_symlink(folder_ / "optim", Path("optim"));
-  ExpectRefused("optim", "is not a regular file", "a link to optim/");
+  ExpectRefused("optim", "is no folder, or a link", "a link to optim/");
   fs::remove(Path("optim"));
   ExpectRefused("optim/rank-0.safetensors", "is missing; its 5000 bytes were written by rank 0", "no optim/");
   fs::rename(folder_ / "optim", Path("optim"));

@@ -2,6 +2,7 @@
 #include "common/base/error.h"
 #include "common/base/file_writer.h"
 #include "common/base/mesh.h"
+#include "common/base/temporary_folder.h"
 #include "server/store/spool.h"
 #include "tests/server/store/drawn_requests.h"
 #include "tests/server/store/store_files.h"
@@ -145,6 +146,21 @@ TEST_F(SyncTest, AWrittenFileThatIsNotDurableIsNotLeft) {
     EXPECT_EQ(writer->Close().ok(), error == 0);
     EXPECT_EQ(FilesOf(folder_.path()).size(), error == 0 ? 1u : 0u) << "before the writer's end";
   }
+}
+
+// As an export: whoever was told of its name finds it after a power failure.
+TEST_F(SyncTest, AFolderIsSyncedBeforeItHasItsNameAndItsParentAfterwards) {
+  absl::StatusOr<TemporaryFolder> made = TemporaryFolder::Create(folder_ / "exports/w");
+  ASSERT_THAT(made, IsOk());
+  const std::string temporary = std::filesystem::path(made->path()).filename().string();
+  TakeSyncedFiles();
+  ASSERT_THAT(made->Commit(), IsOk());
+  EXPECT_THAT(TakeSyncedFiles(), ElementsAre(temporary, "exports"));
+
+  absl::StatusOr<TemporaryFolder> failing = TemporaryFolder::Create(folder_ / "exports/x");
+  FailSyncsOf("exports", EIO);
+  EXPECT_FALSE(failing->Commit().ok());
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "exports/x")) << "nobody is told of it";
 }
 
 }  // namespace
