@@ -1,11 +1,15 @@
 // SHA-256, and the digest by which a repeated request is recognised.
 //
-// The walk over an UpdateActor payload: fields that are present, in the order of their numbers: the number as uint32;
-// then integers, booleans and enums as 8 bytes, floats by their bits, strings and bytes with a uint64 length before
-// them; messages recursively, closed by the number 0; repeated fields with a uint64 count before them. All
-// little-endian. A group is hashed apart (its own fields, then its rollouts in order), however it was cut
-// into messages. Left out: request_id, wait_ms, expected_lineage and trace_step, which do not
-// say what is computed.
+// What is hashed of an UpdateActor payload, all little-endian:
+//   - the header, walked: fields that are present, in the order of their numbers: the number as uint32; then integers,
+//     booleans and enums as 8 bytes, doubles by their bits, strings and bytes with a uint64 length before them;
+//     messages recursively; after the last field the number 0. Nothing that is walked has repeated fields. Left out:
+//     request_id, wait_ms, expected_lineage and trace_step, which do not say what is computed.
+//   - the number of groups as uint64.
+//   - of each group, however it was cut into messages, the 32 bytes of a SHA-256 of its own: uid and prompt_tokens with
+//     their lengths, 1 or 0 as uint64 for whether it has a stat_group, this with its length (0 where there is none),
+//     and its rollouts in their order, each walked as the header is.
+// A journal holds digests: what is hashed never changes but by fields that older requests do not have.
 #pragma once
 
 #include <array>

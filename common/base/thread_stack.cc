@@ -11,6 +11,7 @@
 #include "absl/debugging/symbolize.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/steady_time.h"
 #include "glog/logging.h"
 
 namespace stemma {
@@ -53,8 +54,9 @@ void Prepare() {
 }
 
 bool WaitAnswered(absl::Duration within) {
-  const timespec until = absl::ToTimespec(RealClock().Now() + within);
-  while (sem_timedwait(&answered, &until) != 0) {
+  // By the clock that nobody sets: a jump of the other one would end the wait at once, or make it long.
+  const timespec until = absl::ToTimespec(SteadyNow(RealClock()) + within);
+  while (sem_clockwait(&answered, CLOCK_MONOTONIC, &until) != 0) {
     if (errno != EINTR) return false;
   }
   return true;

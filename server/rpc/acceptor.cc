@@ -119,6 +119,11 @@ absl::Status Acceptor::Start(const Clock& clock) {
     LOG(WARNING) << "at most " << descriptor_max_ - open << " connections are taken instead of " << connections_max_
                  << " (limits.connections): the process may open " << count.limit << " files (RLIMIT_NOFILE)";
   }
+  // A cap that descriptors do not allow is never reached, and without one they are the only bound.
+  refusal_ = descriptor_max_ == wanted ? absl::StrCat("connections are refused: at most ", connections_max_,
+                                                      " are taken (limits.connections)")
+                                       : absl::StrCat("connections are refused: few descriptors are left of the ",
+                                                      limit, " that the process may open (RLIMIT_NOFILE)");
   thread_ = std::thread([this, &clock] { Run(clock); });
   return absl::OkStatus();
 }
@@ -155,8 +160,7 @@ bool Acceptor::AcceptFrom(int listener) {
       return false;
     }
     if (fd >= descriptor_max_) {
-      problem_ = absl::StrCat("connections are refused: ", connections_max_,
-                              " are open, or few descriptors are left (limits.connections, RLIMIT_NOFILE)");
+      problem_ = refusal_;
       close(fd);
       continue;
     }

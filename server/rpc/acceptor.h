@@ -53,6 +53,7 @@ class Acceptor {
   const uint64_t connections_max_;
   uint16_t port_ = 0;
   int descriptor_max_ = 0;           // of a connection; set by Start
+  std::string refusal_;              // what is said of a connection beyond that; set by Start
   UniqueFd wake_;                    // an eventfd that Stop writes
   std::vector<UniqueFd> listeners_;  // non-blocking
   std::string problem_;              // of the last connection that was not taken; empty: it was

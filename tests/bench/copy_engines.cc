@@ -1,8 +1,10 @@
 #include "tests/bench/copy_engines.h"
 
-#include "common/base/clock.h"
-
 namespace stemma::testing {
+
+RecordingCopyEngine::RecordingCopyEngine() {
+  copies_.Observe([this](const CopyTimes& times) { NoteTimes(times); });
+}
 
 CopyTicket RecordingCopyEngine::StartCopyOut(std::vector<CopySpan> spans) {
   const void* host = spans.at(0).to;
@@ -16,18 +18,19 @@ CopyTicket RecordingCopyEngine::StartCopyIn(std::vector<CopySpan> spans) {
 
 CopyTicket RecordingCopyEngine::NoteStart(CopyTicket ticket, bool out, const void* host) {
   MutexLock lock(&mutex_);
-  CopyRecord& record = records_[ticket];  // the copy may have begun
+  CopyRecord& record = records_[ticket];  // the copy may have ended
   record.out = out;
   record.host = host;
   return ticket;
 }
 
-void RecordingCopyEngine::NoteTime(CopyTicket ticket, bool ended) {
-  const double now_s = RealClock().MonotonicSeconds();
+void RecordingCopyEngine::NoteTimes(const CopyTimes& times) {
+  if (times.kind == CopyTimes::Kind::kWait) return;
   MutexLock lock(&mutex_);
-  CopyRecord& record = records_[ticket];
-  (ended ? record.ended_s : record.begun_s) = now_s;
-  if (ended) ended_.push_back(ticket);
+  CopyRecord& record = records_[times.ticket];
+  record.begun_s = times.begun_s;
+  record.ended_s = times.ended_s;
+  ended_.push_back(times.ticket);
 }
 
 std::vector<CopyRecord> RecordingCopyEngine::TakeRecords() {

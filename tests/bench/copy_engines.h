@@ -34,6 +34,7 @@ struct CopyRecord {
 // A ThreadCopyEngine that notes when each copy began and ended. Thread safety: safe.
 class RecordingCopyEngine final : public CopyEngine {
  public:
+  RecordingCopyEngine();
   CopyTicket StartCopyOut(std::vector<CopySpan> spans) override;
   CopyTicket StartCopyIn(std::vector<CopySpan> spans) override;
   absl::StatusOr<bool> Done(CopyTicket ticket) override { return copies_.Done(ticket); }
@@ -45,12 +46,12 @@ class RecordingCopyEngine final : public CopyEngine {
 
  private:
   CopyTicket NoteStart(CopyTicket ticket, bool out, const void* host);
-  void NoteTime(CopyTicket ticket, bool ended);
+  void NoteTimes(const CopyTimes& times);
 
   Mutex mutex_;
   std::map<CopyTicket, CopyRecord> records_ ABSL_GUARDED_BY(mutex_);  // of copies that were not taken
   std::vector<CopyTicket> ended_ ABSL_GUARDED_BY(mutex_);
-  ThreadCopyEngine copies_{[this](CopyTicket ticket, bool ended) { NoteTime(ticket, ended); }};  // uses the above
+  ThreadCopyEngine copies_;  // its thread uses the above
 };
 
 // Passes on to an engine that may be changed while no copy is in flight.

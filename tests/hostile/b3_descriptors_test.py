@@ -41,7 +41,8 @@ def test_a_server_without_descriptors_accepts_again_when_there_are_some(cluster)
     assert soft_limit(cluster) == HARD, "the soft limit is raised to the hard one at the start"
     for _ in range(2):
         flood = connect(cluster, 2 * HARD)
-        wait_for(lambda: "connections are refused" in cluster.said(), "the cap to be reached")
+        wait_for(lambda: f"connections are refused: few descriptors are left of the {HARD}" in cluster.said(),
+                 "descriptors to be few")
         assert cluster.model().step >= 0, "clients that are connected are served"
         for connection in flood:
             connection.close()
@@ -66,7 +67,8 @@ def test_connections_are_capped_by_a_published_limit():
         limits = cluster.stub.GetServerInfo(_proto.GetServerInfoRequest()).config.limits
         assert limits.connections == 8
         flood = connect(cluster, 20)
-        wait_for(lambda: "connections are refused" in cluster.said(), "the cap to be reached")
+        wait_for(lambda: "connections are refused: at most 8 are taken (limits.connections)" in cluster.said(),
+                 "the cap to be reached")
         closed = [c for c in flood if is_closed(c)]
         assert 8 <= len(closed) <= 18, "a few descriptors are gRPC's own"
         for connection in flood:

@@ -11,7 +11,8 @@ _FLAG_FILES = re.compile(r".*_options\.cc$|client/cli/(commands/)?\w+_command\.c
 _CLOCKS = re.compile(r"\babsl::Now\b|\bGetCurrentTimeNanos\b|\b(system|steady|high_resolution|utc|file)_clock\b|"
                      r"\bclock_gettime\b|\bgpr_now\b|\bGPR_CLOCK_REALTIME\b|\bgettimeofday\b|\btime\((nullptr|NULL|0)\)|\bclock\(\)|"
                      r"\b(u|nano)?sleep\(|\bclock_nanosleep\b|\bSleepFor\b|\bsleep_(for|until)\b")
-_WAITS = re.compile(r"\babsl::(Notification|CondVar)\b")  # Debian's Abseil holds them to the machine's clock
+# Debian's Abseil holds the first to the machine's clock, and POSIX the others.
+_WAITS = re.compile(r"\babsl::(Notification|CondVar)\b|\bsem_timedwait\b|\bpthread_\w+_timed\w*\b")
 _CLOCK_FILE = "common/base/clock.cc"
 _OPTIONS = source_tree.ROOT / "tests" / "repo" / "options.txt"
 _OPTION = re.compile(r'(?:(?:add_option|add_flag|set_version_flag)\w*(?:<[\w:]+>)?\(|AddNumber\(&\w+,)\s*"([^"]+)"')
@@ -56,8 +57,10 @@ def test_clocks_are_read_and_slept_on_in_one_file():
 
 def test_nothing_waits_by_a_clock_that_someone_may_set():
     source_tree.assert_none(stray_waits(source_tree.repository()))
-    for line in ("absl::Notification stop_;", "absl::CondVar changed_;"):
+    for line in ("absl::Notification stop_;", "absl::CondVar changed_;", "sem_timedwait(&answered, &until);",
+                 "pthread_cond_timedwait(&changed, &mutex, &until);", "pthread_mutex_timedlock(&mutex, &until);"):
         assert stray_waits({"worker/rpc/session.cc": line}) and not stray_waits({"tests/a_test.cc": line})
+    assert not stray_waits({"common/base/thread_stack.cc": "sem_clockwait(&answered, CLOCK_MONOTONIC, &until);"})
 
 
 def test_the_options_are_those_listed():

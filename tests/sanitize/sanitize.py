@@ -31,7 +31,7 @@ COMMON = ("base_test", "mutex_test", "system_memory_test", "model_files_test", "
           "normalization_test", "request_builder_test")
 # The worker's parts that link no LibTorch.
 PLAIN = ("wave_rows_test", "engine_thread_test", "step_fence_test", "residency_test", "host_arena_test", "slab_arena_test",
-         "thread_copy_engine_test", "slab_order_test", "shards_test")
+         "thread_copy_engine_test", "slab_order_test", "shards_test", "session_ready_file_test")
 # Loops over raw pointers: the CPU's kernels, and the bodies of those for GPUs, which run on the host in their tests.
 KERNELS = ("attention_loops_test", "attention_test", "vector_exp_test", "rowwise_test", "finite_test", "head_test", "qkv_test",
            "norm_test", "swiglu_test", "linear_test", "backends_test", "kernel_bodies_test", "cuda_attention_test")

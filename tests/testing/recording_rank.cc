@@ -56,8 +56,6 @@ class RecordingRank final : public Communicator {
   std::unique_ptr<PendingCollective> Pending(const CollectiveCall& call) {
     at::Tensor output = call.output;
     switch (call.kind) {
-      case CollectiveKind::kAllReduceSum:
-        return right_->StartAllReduceSum(call.name, output);
       case CollectiveKind::kReduceScatterSum:
         return right_->StartReduceScatterSum(call.name, call.input, output, call.scratch);
       case CollectiveKind::kAllGather:
@@ -70,6 +68,8 @@ class RecordingRank final : public Communicator {
   absl::Status Make(const CollectiveCall& call) {
     at::Tensor output = call.output;
     switch (call.kind) {
+      case CollectiveKind::kAllReduceSum:
+        return right_->AllReduceSum(call.name, output);
       case CollectiveKind::kAgree:
         return right_->Agree(call.name, {output.data_ptr<int64_t>(), static_cast<size_t>(output.numel())});
       case CollectiveKind::kSend:

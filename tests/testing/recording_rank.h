@@ -14,7 +14,7 @@ namespace stemma::testing {
 enum class DoneIs { kWhenItIs, kNever };
 
 // `tell` hears the name of each call, ("gradients", true) when it begins and ("gradients", false) when it has ended, on
-// the thread that makes it. All-reduces, reduce-scatters and all-gathers stay in flight; the others end in their start.
+// the thread that makes it. Reduce-scatters and all-gathers stay in flight; the others end in their start.
 std::unique_ptr<Communicator> MakeRecordingRank(std::unique_ptr<Communicator> right, DoneIs done,
                                                 std::function<void(const std::string& name, bool begins)> tell);
 

@@ -45,12 +45,11 @@ void WaveHead::Run(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& 
   const Parameter& head = context_.weights->at(context_.weights->head);
   const HeadInput input = {hidden_BD, head.weight, targets_B};
   context_.parameters->Head(head_use());
+  GatheredNumbers numbers(live.input.cut.get());
   if (loss_ == nullptr) {
-    GatheredNumbers numbers(live.input.cut.get());
     StartRead(live, numbers.Of(HeadForward(backend, input, head_)), {});
     return;
   }
-  GatheredNumbers numbers(live.input.cut.get());
   const std::optional<SharedRows> shared = numbers.AsSharedRows();
   WaveLoss loss(*loss_, backend, LossMembers(live.members), shared ? &*shared : nullptr);
   HeadBackwardResult result = HeadForwardBackward(backend, input, head_, loss.head_loss(), head.grad);

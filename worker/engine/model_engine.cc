@@ -229,6 +229,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   vote.mutable_sums()->set_log_probs_s(payload.log_probs_s);
   LOG(INFO) << StepLine(prepare.key(), sums);
   for (const std::string& line : SlowPhases(prepare.key(), sums, prepare.predicted())) LOG(WARNING) << line;
+  if (const std::string kept = KeptLine(prepare.key(), sums); !kept.empty()) LOG(WARNING) << kept;
   sender.Flush();
   vote.set_empty(RunsNothing(prepare.plan()));
   return vote;

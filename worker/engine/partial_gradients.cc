@@ -38,16 +38,17 @@ PartialGradients::PartialGradients(const Weights& weights, const MeshRanks& rank
       (part.*list).push_back(kept);
     }
   }
-  int64_t largest = 0;
+  int64_t largest = 0, largest_of_stages = 0;
   for (auto& [first, part] : parts) {
     part.first_parameter = first;
     largest = std::max(largest, Elements(part.of_all));
-    for (const at::Tensor& values : part.of_stages) {
-      from_stage_ = at::empty({std::min(values.numel(), kStageGradientElements)}, values.options());
-    }
+    for (const at::Tensor& values : part.of_stages) largest_of_stages = std::max(largest_of_stages, values.numel());
     parts_.push_back(std::move(part));
   }
-  if (largest > 0) buffer_ = at::empty({largest}, weights.parameters.front().grad.options());
+  largest_of_stages = std::min(largest_of_stages, kStageGradientElements);
+  const auto empty = [&](int64_t elements) { return at::empty({elements}, weights.parameters.front().grad.options()); };
+  if (largest > 0) buffer_ = empty(largest);
+  if (largest_of_stages > 0) from_stage_ = empty(largest_of_stages);
   Begin();
 }
 

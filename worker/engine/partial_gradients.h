@@ -48,7 +48,7 @@ class PartialGradients {
   std::vector<Part> parts_;  // in the order of the parameters
   size_t next_ = 0;          // parts_[next_ ...] are summed
   at::Tensor buffer_;        // of the largest of_all
-  at::Tensor from_stage_;    // what comes from the other stage at a time
+  at::Tensor from_stage_;    // what comes from the other stage at a time: of the largest of_stages, or a part of it
 };
 
 }  // namespace stemma::worker

@@ -67,8 +67,8 @@ class Pass {
     // The last stage alone knows the log-probs of the pass before; and a plan of another copy may be a wrong one.
     if (sizes.stages > 1 || visits_.sharded()) status = AgreeInCopy(options_.copy, "plan", status);
     if (!status.ok()) program = ExpandInTurn(plan_, forward_only(), sizes);
-    program_ = program;
-    last_ = LastOperations(program_);
+    program_view_ = program;
+    last_ = LastOperations(program_view_);
     CancelPoll cancel(options_.copy, *options_.context.stages, *options_.hooks);
     Program skipped;  // operations of clusters that do not run
     auto next = program.begin();
@@ -215,7 +215,7 @@ class Pass {
   }
 
   LayerFinal LayerFinalIn(const Operation& operation) {
-    if (&operation != &program_.back() || !options_.layer_final) return nullptr;
+    if (&operation != &program_view_.back() || !options_.layer_final) return nullptr;
     return [this](int64_t layer) {
       const double start_s = RealClock().MonotonicSeconds();
       options_.layer_final(layer);
@@ -361,7 +361,8 @@ class Pass {
   std::map<int, PrefixBatch> hot_sets_;  // by cluster
   std::map<WaveKey, LiveWave> live_waves_;
   std::optional<SplitExchange> split_;  // with several ranks
-  std::span<const Operation> program_;
+  // A view of the program that Run holds, no copy: an operation is known by its address there, since two may be equal.
+  std::span<const Operation> program_view_;
   LastOperations last_;
   int stop_before_ = std::numeric_limits<int>::max();  // the first cluster that does not run
   absl::Status stopped_;                               // why

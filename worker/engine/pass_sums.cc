@@ -41,6 +41,7 @@ void PassSums::AddOffload(const ResidencyStats& stats) {
   offload.demand_loads += stats.demand_loads;
   offload.waits += stats.waits;
   offload.kept += stats.kept;
+  offload.kept_bytes += stats.kept_bytes;
   offload.peak_host_bytes = std::max(offload.peak_host_bytes, stats.peak_host_bytes);
 }
 

@@ -10,12 +10,12 @@ namespace stemma::worker {
 void PassVisits::Begin(std::span<const Operation> program, const v1::StepPlan& plan, const RankSizes& sizes,
                        bool forward_only) {
   if (!sharded()) return;
-  program_ = program;
+  program_view_ = program;
   units_->BeginPass(ProgramVisits({program.begin(), program.end()}, plan, sizes, weights_.units, forward_only));
 }
 
 void PassVisits::BeginOperation(const Operation& operation) const {
-  if (sharded()) units_->BeginOperation(static_cast<size_t>(&operation - program_.data()));
+  if (sharded()) units_->BeginOperation(static_cast<size_t>(&operation - program_view_.data()));
 }
 
 absl::Status PassVisits::InsideOperation(const absl::Status& status) const {

@@ -31,7 +31,7 @@ class PassVisits {
  private:
   ShardedUnits* const units_;
   const Weights& weights_;
-  std::span<const Operation> program_;
+  std::span<const Operation> program_view_;  // of the program that runs, whose addresses tell its operations apart
 };
 
 }  // namespace stemma::worker

@@ -24,8 +24,8 @@
 namespace stemma::worker {
 namespace {
 
-// Returns this rank's heads.
-absl::StatusOr<ModelShard> HeadsOf(const internal::v1::Configure& configure) {
+// Returns which heads, columns and tokens of the model this rank has.
+absl::StatusOr<ModelShard> ShardOf(const internal::v1::Configure& configure) {
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(configure.config().model()));
   const v1::Mesh& mesh = configure.config().mesh();
   return MakeModelShard(directory.config, {.tp_rank = PlaceOf(mesh, configure.rank()).tp_rank,
@@ -35,13 +35,13 @@ absl::StatusOr<ModelShard> HeadsOf(const internal::v1::Configure& configure) {
 // How many ranks hold the same K/V heads is the model's to say, where ranks share its heads at all.
 absl::StatusOr<int64_t> KvReplicas(const internal::v1::Configure& configure) {
   if (TpSize(configure.config().mesh()) == 1) return 1;
-  ASSIGN_OR_RETURN(const ModelShard shard, HeadsOf(configure));
+  ASSIGN_OR_RETURN(const ModelShard shard, ShardOf(configure));
   return shard.kv_replicas();
 }
 
 absl::StatusOr<Backend> BackendOf(const Device& device, const internal::v1::Configure& configure) {
   ASSIGN_OR_RETURN(const at::ScalarType run_dtype, ParseRunDtype(configure.config().dtype()));
-  ASSIGN_OR_RETURN(const ModelShard shard, HeadsOf(configure));
+  ASSIGN_OR_RETURN(const ModelShard shard, ShardOf(configure));
   const ModelConfig config = shard.LocalConfig();
   std::optional<Backend> backend;
   RETURN_IF_ERROR(CatchExceptions([&] {

@@ -24,6 +24,14 @@ std::string StepLine(const internal::v1::StepKey& key, const PassSums& sums) {
   return line;
 }
 
+std::string KeptLine(const internal::v1::StepKey& key, const PassSums& sums) {
+  if (sums.offload.kept == 0) return "";
+  return absl::StrCat(StepText(key), ": ", sums.offload.kept, sums.offload.kept == 1 ? " entry" : " entries",
+                      " of the offloaded tape, ", HumanBytes(static_cast<double>(sums.offload.kept_bytes)),
+                      ", stayed on the device, beyond what the plan says: host memory had no room in one piece; raise "
+                      "host_memory_bytes (--host-memory)");
+}
+
 std::string SlowLine(const internal::v1::StepKey& key, std::string_view operation, double seconds, double predicted_s) {
   if (predicted_s <= 0 || seconds < kSlowFloorSeconds || seconds < kSlowMultiple * predicted_s) return "";
   return absl::StrCat(std::string(operation), " of ", StepText(key), " took ", HumanSeconds(seconds), ", ",

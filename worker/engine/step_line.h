@@ -1,5 +1,5 @@
-// What a worker logs of a step: one line, and one for each of its operations that took far longer than predicted. Pure;
-// called by the engine.
+// What a worker logs of a step: one line, one for each of its operations that took far longer than predicted, and one
+// where offload found too little host memory. Pure; called by the engine.
 #pragma once
 
 #include <string>
@@ -14,6 +14,9 @@ namespace stemma::worker {
 // "step 3 of request r (k 0, attempt 1): prefix forward 12 ms, 4 waves 1.20 s, prefix backward 25 ms; 1200 of 4800 rows
 // computed; peak 12.0 MiB above the state". With offload also the bytes copied.
 std::string StepLine(const internal::v1::StepKey& key, const PassSums& sums);
+
+// Returns "", or the warning that part of an offloaded tape stayed on the device, which the plan does not count on.
+std::string KeptLine(const internal::v1::StepKey& key, const PassSums& sums);
 
 // An operation is slow from this multiple of its prediction on: predictions of a calibrated server are right within
 // tens of percent, and those of an uncalibrated one within a few times.

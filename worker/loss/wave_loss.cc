@@ -167,8 +167,8 @@ void WaveLoss::RunOnAllRows(const at::Tensor& log_prob_T, const at::Tensor& entr
   const at::Tensor dall_T = at::empty_like(all.log_prob_T);
   const at::Tensor dall_entropy_T = dentropy_T.defined() ? at::empty_like(all.log_prob_T) : at::Tensor();
   Run(rows_, all.log_prob_T, all.entropy_T, dall_T, dall_entropy_T, shared_->is_first ? sums_ : at::zeros_like(sums_));
-  at::Tensor(dlog_prob_T).copy_(shared_->own(dall_T));
-  if (dentropy_T.defined()) at::Tensor(dentropy_T).copy_(shared_->own(dall_entropy_T));
+  dlog_prob_T.copy_(shared_->own(dall_T));
+  if (dentropy_T.defined()) dentropy_T.copy_(shared_->own(dall_entropy_T));
 }
 
 LossSums& LossSums::operator+=(const LossSums& other) {

@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <optional>
 #include <random>
 #include <string>
 #include <system_error>
@@ -16,9 +15,8 @@
 #include "common/base/clock.h"
 #include "common/base/descriptors.h"
 #include "common/base/process.h"
-#include "common/base/ready_file.h"
-#include "common/base/status_macros.h"
 #include "glog/logging.h"
+#include "worker/main/session_ready_file.h"
 #include "worker/rpc/session.h"
 
 namespace stemma::worker {
@@ -57,20 +55,13 @@ int ExitCodeOf(const absl::Status& status) {
   _exit(1);
 }
 
-absl::Status WriteReadyFile(const WorkerMainOptions& options, std::optional<ReadyFile>& file) {
-  if (options.ready_file.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(ReadyFile written, ReadyFile::Write(options.ready_file, options.server + "\n"));
-  file.emplace(std::move(written));
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
   if (options.die_with_parent) DieWithParent(getppid());
   IgnoreFileSizeSignal();
   RaiseDescriptorLimit();  // a connection to every other rank, of each group
-  std::optional<ReadyFile> ready_file;
+  SessionReadyFile ready_file(options.ready_file, options.server + "\n");
   const SessionEnd end = RunSession({.server = options.server,
                                      .secret = options.secret,
                                      .incarnation = RandomIncarnation(),
@@ -78,9 +69,9 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
                                      .device = options.device.Text(),
                                      .cores = options.cores,
                                      .device_memory = options.device_memory,
-                                     .on_ready = [&] { return WriteReadyFile(options, ready_file); }},
+                                     .on_ready = [&] { return ready_file.Write(); }},
                                     std::move(factory));
-  if (ready_file) ready_file->Remove();
+  ready_file.End();  // also for an engine that was left, and becomes ready now
   // One that was refused, as for other weights than the lineage's, would only load them again and be refused again.
   const bool over = end.status.ok() || absl::IsUnavailable(end.status);
   if (over && !options.once) StartAnew(options, end.status);

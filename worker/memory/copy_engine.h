@@ -26,6 +26,7 @@ struct CopySpan {
 // A copy as it ran, or a wait for one. Seconds of RealClock().
 struct CopyTimes {
   enum class Kind { kOut, kIn, kWait } kind;
+  CopyTicket ticket;
   int64_t bytes;  // 0 of a wait
   double begun_s, ended_s;
 };

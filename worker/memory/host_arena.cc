@@ -2,8 +2,6 @@
 
 #include <glog/logging.h>
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "common/base/round_up.h"
 
@@ -42,9 +40,7 @@ void* HostArena::Take(int64_t bytes) {
   if (bytes > capacity_bytes_ - current_bytes() || bytes > static_cast<int64_t>(slabs_.largest_free_bytes())) {
     return nullptr;
   }
-  void* block = slabs_.Take(static_cast<size_t>(bytes));
-  peak_bytes_ = std::max(peak_bytes_, current_bytes());
-  return block;
+  return slabs_.Take(static_cast<size_t>(bytes));
 }
 
 void HostArena::Give(void* block) { slabs_.Give(block); }

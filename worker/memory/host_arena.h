@@ -32,14 +32,11 @@ class HostArena {
 
   int64_t capacity_bytes() const { return capacity_bytes_; }
   int64_t current_bytes() const { return static_cast<int64_t>(slabs_.taken_bytes()); }
-  int64_t peak_bytes() const { return peak_bytes_; }  // highest current since ResetPeakBytes
-  void ResetPeakBytes() { peak_bytes_ = current_bytes(); }
 
  private:
   explicit HostArena(int64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
 
   const int64_t capacity_bytes_;
-  int64_t peak_bytes_ = 0;
   PageLock* page_lock_ = nullptr;  // of locked_; null: nothing is locked
   void* locked_ = nullptr;         // the slab
   SlabArena slabs_;

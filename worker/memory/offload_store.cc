@@ -9,19 +9,11 @@
 #include "worker/memory/copy_failure.h"
 
 namespace stemma::worker {
-namespace {
 
-ResidencyOptions OptionsOf(const OffloadOptions& options, const HostArena& arena) {
-  return {.host_bytes = arena.capacity_bytes() - arena.current_bytes(),
-          .headroom_bytes = options.headroom_bytes,
-          .max_in_flight = options.max_in_flight,
-          .must_leave = options.must_leave};
-}
-
-}  // namespace
-
-OffloadStore::OffloadStore(const OffloadOptions& options, HostArena& arena, CopyEngine& engine)
-    : arena_(arena), engine_(engine), residency_(OptionsOf(options, arena)) {}
+OffloadStore::OffloadStore(int64_t headroom_bytes, HostArena& arena, CopyEngine& engine)
+    : arena_(arena),
+      engine_(engine),
+      residency_({.host_bytes = arena.capacity_bytes() - arena.current_bytes(), .headroom_bytes = headroom_bytes}) {}
 
 OffloadStore::~OffloadStore() {
   for (const int64_t entry : moving_) engine_.Cancel(At(entry).ticket);

@@ -24,15 +24,10 @@
 
 namespace stemma::worker {
 
-struct OffloadOptions {
-  int64_t headroom_bytes = 0;  // device bytes that prefetched entries may take; 0: every load is on demand
-  int64_t max_in_flight = 2;   // copies out at a time
-  bool must_leave = false;     // CheckEntriesFit was asked: an entry that finds no room in the arena is a bug
-};
-
 class OffloadStore {
  public:
-  OffloadStore(const OffloadOptions& options, HostArena& arena, CopyEngine& engine);
+  // headroom_bytes: of the device, that prefetched entries may take; 0: every load is on demand.
+  OffloadStore(int64_t headroom_bytes, HostArena& arena, CopyEngine& engine);
   ~OffloadStore();
   OffloadStore(const OffloadStore&) = delete;
   OffloadStore& operator=(const OffloadStore&) = delete;

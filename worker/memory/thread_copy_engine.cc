@@ -15,7 +15,7 @@ constexpr int64_t kPieceBytes = int64_t{4} << 20;  // between two looks at wheth
 
 }  // namespace
 
-ThreadCopyEngine::ThreadCopyEngine(Observer observer) : observer_(std::move(observer)), thread_([this] { Run(); }) {}
+ThreadCopyEngine::ThreadCopyEngine() : thread_([this] { Run(); }) {}
 
 ThreadCopyEngine::~ThreadCopyEngine() {
   {
@@ -28,7 +28,7 @@ ThreadCopyEngine::~ThreadCopyEngine() {
 
 void ThreadCopyEngine::Observe(const CopyObserver& observer) {
   MutexLock lock(&mutex_);
-  times_ = observer;
+  observer_ = observer;
 }
 
 CopyTicket ThreadCopyEngine::Start(CopyTimes::Kind kind, std::vector<CopySpan> spans) {
@@ -47,9 +47,9 @@ absl::Status ThreadCopyEngine::Wait(CopyTicket ticket) {
   MutexLock lock(&mutex_);
   CheckKnown(ticket);
   if (const auto queued = Queued(ticket); queued != queue_.end()) std::rotate(queue_.begin(), queued, queued + 1);
-  const double begun_s = times_ ? RealClock().MonotonicSeconds() : 0;
+  const double begun_s = observer_ ? RealClock().MonotonicSeconds() : 0;
   mutex_.Await([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return done_.erase(ticket) > 0; });
-  if (times_) times_({CopyTimes::Kind::kWait, 0, begun_s, RealClock().MonotonicSeconds()});
+  if (observer_) observer_({CopyTimes::Kind::kWait, ticket, 0, begun_s, RealClock().MonotonicSeconds()});
   return absl::OkStatus();
 }
 
@@ -86,11 +86,9 @@ void ThreadCopyEngine::Run() {
     queue_.pop_front();
     current_ = job.ticket;
     cancel_current_ = false;
-    const CopyObserver times = times_;
+    const CopyObserver observer = observer_;
     mutex_.Unlock();
-    if (observer_) observer_(job.ticket, /*ended=*/false);
-    CopyObserved(job, times);
-    if (observer_) observer_(job.ticket, /*ended=*/true);
+    CopyObserved(job, observer);
     mutex_.Lock();
     current_ = kNone;
     done_.insert(job.ticket);
@@ -108,13 +106,13 @@ void ThreadCopyEngine::Copy(const Job& job) {
   }
 }
 
-void ThreadCopyEngine::CopyObserved(const Job& job, const CopyObserver& times) {
-  if (!times) return Copy(job);
+void ThreadCopyEngine::CopyObserved(const Job& job, const CopyObserver& observer) {
+  if (!observer) return Copy(job);
   const double begun_s = RealClock().MonotonicSeconds();
   Copy(job);
   int64_t bytes = 0;
   for (const CopySpan& span : job.spans) bytes += span.bytes;
-  times({job.kind, bytes, begun_s, RealClock().MonotonicSeconds()});
+  observer({job.kind, job.ticket, bytes, begun_s, RealClock().MonotonicSeconds()});
 }
 
 bool ThreadCopyEngine::CurrentIsCancelled() {

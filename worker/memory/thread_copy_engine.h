@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <thread>
 #include <unordered_set>
 #include <vector>
@@ -18,10 +17,7 @@ namespace stemma::worker {
 
 class ThreadCopyEngine final : public CopyEngine {
  public:
-  // Called by the copying thread when a copy begins, and when it has ended.
-  using Observer = std::function<void(CopyTicket, bool ended)>;
-
-  explicit ThreadCopyEngine(Observer observer = {});
+  ThreadCopyEngine();
   // Drops what has not begun; CHECKs nothing: whoever holds a ticket must have ended it.
   ~ThreadCopyEngine() override;
 
@@ -47,12 +43,11 @@ class ThreadCopyEngine final : public CopyEngine {
   std::deque<Job>::iterator Queued(CopyTicket ticket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run();
   void Copy(const Job& job);
-  void CopyObserved(const Job& job, const CopyObserver& times);
+  void CopyObserved(const Job& job, const CopyObserver& observer);
   bool CurrentIsCancelled();
 
-  const Observer observer_;
   Mutex mutex_;
-  CopyObserver times_ ABSL_GUARDED_BY(mutex_);
+  CopyObserver observer_ ABSL_GUARDED_BY(mutex_);
   std::deque<Job> queue_ ABSL_GUARDED_BY(mutex_);
   std::unordered_set<CopyTicket> done_ ABSL_GUARDED_BY(mutex_);
   CopyTicket next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;

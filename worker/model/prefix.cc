@@ -255,8 +255,8 @@ PrefixBatch PrefixForward(const LayerContext& context, const std::vector<int64_t
                           const std::vector<int64_t>& lengths, const PrefixOptions& options) {
   PrefixBatch prefixes = MakeBatch(context, tokens, lengths, options);
   if (options.host != nullptr && !options.forward_only && KeepsInputs(options.policy)) {
-    prefixes.offload = std::make_unique<OffloadStore>(OffloadOptions{.headroom_bytes = options.offload_headroom_bytes},
-                                                      *options.host, *options.copy_engine);
+    prefixes.offload =
+        std::make_unique<OffloadStore>(options.offload_headroom_bytes, *options.host, *options.copy_engine);
   }
   for (PrefixBlock& block : prefixes.blocks) {
     BlockForward(context, prefixes, block, options.policy, PrefixPass::kForward).Run();

@@ -132,7 +132,7 @@ void ShardedUnits::OpenGradients(const UnitVisit& visit) {
   open_ = {visit.unit, visit.reduces};
   if (sums_.has_value()) return;
   if (reduction_.has_value() && SlotOf(reduction_->unit) == SlotOf(visit.unit)) FinishReduction();
-  at::Tensor(BuffersOf(visit.unit).gradients).zero_();
+  BuffersOf(visit.unit).gradients.zero_();
 }
 
 void ShardedUnits::CloseGradients() {
@@ -152,7 +152,7 @@ void ShardedUnits::FinishReduction() {
   reduction_.reset();
   Wait(std::move(pending));
   const UnitBuffers& buffers = BuffersOf(unit);
-  at::Tensor(buffers.own_gradients).add_(OwnPart(buffers.gradients, unit));
+  buffers.own_gradients.add_(OwnPart(buffers.gradients, unit));
 }
 
 void ShardedUnits::Wait(std::unique_ptr<PendingCollective> pending) {

@@ -153,14 +153,6 @@ class HeadBackwardPass {
     Backward(chunk);
   }
 
-  // Whole rollouts that fit one chunk together.
-  void RunRollouts(std::span<const RowRange> rollouts) {
-    const RowRange chunk{rollouts.front().begin, rollouts.back().end};
-    pass_.Forward(chunk);
-    AskGradient(chunk);
-    Backward(chunk);
-  }
-
   // A rollout longer than a chunk: all its log-probs first, then its chunks in reverse, of which the last still has its
   // logits.
   void RunLongRollout(RowRange rollout) {
@@ -219,7 +211,7 @@ void RunWholeRollouts(HeadBackwardPass& backward, std::span<const RowRange> roll
     }
     size_t end = first + 1;
     while (end < rollouts.size() && rollouts[end].end - rollouts[first].begin <= chunk_rows) ++end;
-    backward.RunRollouts(rollouts.subspan(first, end - first));
+    backward.RunChunk({rollouts[first].begin, rollouts[end - 1].end});  // whole rollouts that fit it together
     first = end;
   }
 }

@@ -126,10 +126,6 @@ void Communicator::GiveUp() {
   Break();
 }
 
-std::unique_ptr<PendingCollective> Communicator::StartAllReduceSum(std::string_view name, at::Tensor& values) {
-  return Begin(AllReduceCall(name, values));
-}
-
 std::unique_ptr<PendingCollective> Communicator::StartReduceScatterSum(std::string_view name, const at::Tensor& input,
                                                                        at::Tensor& output, const at::Tensor& scratch) {
   return Begin(ReduceScatterCall(name, input, output, size_, scratch));

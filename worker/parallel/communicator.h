@@ -111,7 +111,6 @@ class Communicator {
 
   // The same, begun: computing may go on beside it. An error is Wait's. A reduce-scatter for which the caller has
   // scratch of its own takes no memory, in the start or in the wait.
-  std::unique_ptr<PendingCollective> StartAllReduceSum(std::string_view name, at::Tensor& values);
   std::unique_ptr<PendingCollective> StartReduceScatterSum(std::string_view name, const at::Tensor& input,
                                                            at::Tensor& output, const at::Tensor& scratch = {});
   std::unique_ptr<PendingCollective> StartAllGather(std::string_view name, const at::Tensor& input, at::Tensor& output);

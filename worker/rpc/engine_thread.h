@@ -4,8 +4,8 @@
 // A call that ends with Unavailable ends the generation: another rank has gone. Nothing more is computed or answered,
 // and the engine is not destroyed, which could wait for the ranks that are left: the process ends instead.
 //
-// Thread safety: Post, Abort and Heartbeat may be called from any thread. Post blocks when kMessagesMax wait: the
-// stream is then not read, and the server is held back.
+// Thread safety: Post and Heartbeat may be called from any thread. Post blocks when kMessagesMax wait: the stream is
+// then not read, and the server is held back.
 // The heartbeat's progress grows with every message that the engine takes and every wave that it ends, over all jobs: a
 // server that sees it stand still knows that the engine hangs.
 // An Abort overtakes what waits: the call it names sees `cancelled` between two waves.
@@ -48,6 +48,7 @@ class EngineThread {
  private:
   void Run();
   bool Next(internal::v1::ServerMessage& message);
+  void Configure(const internal::v1::Configure& configure);
   // These end the generation where they return an error: Unavailable.
   absl::Status Dispatch(internal::v1::ServerMessage& message);
   absl::Status Prepare(const internal::v1::Prepare& prepare);
@@ -55,7 +56,6 @@ class EngineThread {
   absl::Status LogProb(const internal::v1::LogProb& log_prob);
   absl::Status Export(const internal::v1::Export& request);
   absl::Status Save(const internal::v1::Save& request);
-  void Configure(const internal::v1::Configure& configure);
   // Answers with a Refused, but for Unavailable.
   absl::Status Refuse(const internal::v1::StepKey& key, const absl::Status& status);
   EngineHooks Hooks();

@@ -132,9 +132,9 @@ class Heartbeats {
   std::thread thread_;
 };
 
-// Why the engine ends the session, told by its thread: that it could not be made, to the server too, which then closes
-// the stream; or that another rank has gone, of which the server is to hear from that rank's stream and from this one's
-// end.
+// Why the engine ends the session. Its thread calls Set in two cases. The engine could not be made: the server is told,
+// and closes the stream. Another rank has gone: the server hears it from that rank's stream, so this one is only
+// cancelled.
 class EngineFailure {
  public:
   EngineFailure(grpc::ClientContext& context, Writer& writer) : context_(context), writer_(writer) {}

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cerrno>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/local/child_process.h"
@@ -15,21 +16,22 @@
 #include "common/base/unique_fd.h"
 
 namespace stemma::cli {
-namespace {
 
-// Reads until the other end is closed. Returns false where more came than is taken.
-bool ReadAll(int fd, std::string& text) {
+absl::StatusOr<std::string> ReadPrinted(int fd, const std::string& program) {
+  std::string text;
   std::array<char, 1 << 16> buffer;
   while (true) {
     const ssize_t count = read(fd, buffer.data(), buffer.size());
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return count == 0;
-    if (text.size() + static_cast<size_t>(count) > kChildOutputBytesMax) return false;
+    if (count < 0) return ErrnoStatus("read the output of", program, errno);
+    if (count == 0) return text;
+    if (text.size() + static_cast<size_t>(count) > kChildOutputBytesMax) {
+      return absl::InternalError(
+          absl::StrCat(program, " printed more than the ", kChildOutputBytesMax, " bytes that are taken"));
+    }
     text.append(buffer.data(), static_cast<size_t>(count));
   }
 }
-
-}  // namespace
 
 absl::StatusOr<ChildOutput> ReadChild(const std::vector<std::string>& argv) {
   int ends[2];
@@ -37,13 +39,13 @@ absl::StatusOr<ChildOutput> ReadChild(const std::vector<std::string>& argv) {
   UniqueFd read_end(ends[0]), write_end(ends[1]);
   ASSIGN_OR_RETURN(const pid_t pid, StartChild({.argv = argv, .stdout_fd = write_end.get()}));
   write_end.Reset();  // the child's alone: the end of what is read is its end
-  ChildOutput output;
-  const bool whole = ReadAll(read_end.get(), output.text);
+  absl::StatusOr<std::string> text = ReadPrinted(read_end.get(), argv.front());
   read_end.Reset();
-  if (!whole) kill(pid, SIGKILL);
+  if (!text.ok()) kill(pid, SIGKILL);
+  ChildOutput output;
   while (waitpid(pid, &output.wait_status, 0) < 0 && errno == EINTR) {
   }
-  if (!whole) return absl::InternalError(absl::StrCat(argv.front(), " printed more than is taken"));
+  ASSIGN_OR_RETURN(output.text, std::move(text));
   return output;
 }
 

@@ -18,7 +18,11 @@ struct ChildOutput {
   int wait_status = 0;  // how it ended: ExitText() in child_process.h
 };
 
-// Starts `argv` and waits until it has ended. Errors: Internal - it cannot be started, or prints more than the most.
+// Starts `argv` and waits until it has ended; kills it where its output cannot be taken. Errors: Internal - it prints
+// more than the most; the system's, where it cannot be started or read.
 absl::StatusOr<ChildOutput> ReadChild(const std::vector<std::string>& argv);
+
+// Reads what `program` prints into the pipe `fd`, until its other end is closed. Errors: as ReadChild's.
+absl::StatusOr<std::string> ReadPrinted(int fd, const std::string& program);
 
 }  // namespace stemma::cli

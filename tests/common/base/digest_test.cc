@@ -2,8 +2,10 @@
 
 #include <set>
 #include <string>
+#include <vector>
 
 #include "common/base/arrays.h"
+#include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
 
 namespace stemma {
@@ -66,6 +68,32 @@ std::string WrittenOut(const std::vector<v1::PromptGroup>& groups) {
 TEST(PayloadDigestTest, TheWalkIsTheOneDescribed) {
   EXPECT_EQ(DigestOf(Header(), {}), WrittenOut({}));
   EXPECT_EQ(DigestOf(Header(), {Group("g", 1)}), WrittenOut({Group("g", 1)}));
+}
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+
+// Adds the fields of a message, and of those in it, that the walk would end the process over.
+void FieldsWithoutARule(const Descriptor& message, std::vector<std::string>& fields) {
+  static const std::set<FieldDescriptor::CppType> ruled = {
+      FieldDescriptor::CPPTYPE_BOOL, FieldDescriptor::CPPTYPE_UINT32, FieldDescriptor::CPPTYPE_UINT64,
+      FieldDescriptor::CPPTYPE_ENUM, FieldDescriptor::CPPTYPE_DOUBLE, FieldDescriptor::CPPTYPE_STRING};
+  for (int i = 0; i < message.field_count(); ++i) {
+    const FieldDescriptor& field = *message.field(i);
+    const bool is_message = field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
+    if (field.is_repeated() || (!is_message && ruled.count(field.cpp_type()) == 0)) fields.push_back(field.full_name());
+    if (is_message && !field.is_repeated()) FieldsWithoutARule(*field.message_type(), fields);
+  }
+}
+
+// A request's fields are its sender's choice, and no choice of a sender ends the server.
+TEST(PayloadDigestTest, EveryFieldThatIsWalkedHasARule) {
+  std::vector<std::string> fields;
+  FieldsWithoutARule(*v1::UpdateHeader::descriptor(), fields);
+  FieldsWithoutARule(*v1::Rollout::descriptor(), fields);
+  EXPECT_TRUE(fields.empty()) << fields.front();
+  FieldsWithoutARule(*v1::PromptGroup::descriptor(), fields);
+  EXPECT_EQ(fields, std::vector<std::string>{"stemma.v1.PromptGroup.rollouts"}) << "the control";
 }
 
 TEST(PayloadDigestTest, HowManyThreadsHashDoesNotMatter) {

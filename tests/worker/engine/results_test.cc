@@ -20,7 +20,7 @@ size_t DrawTokens(std::mt19937& random) {
 
 TEST(ResultSenderTest, EveryRolloutIsSentOnceInChunksThatFit) {
   constexpr uint32_t kSeed = 71;
-  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  SCOPED_TRACE(::testing::Message() << "seed " << kSeed);
   std::mt19937 random(kSeed);
   for (int round = 0; round < 20; ++round) {
     const bool float64 = round % 2 == 0;

@@ -1,4 +1,5 @@
-// An operation that takes ten times its prediction is in the worker's log, and one that does not is not.
+// What is in the worker's log as a warning, and only then: an operation that takes ten times its prediction, and an
+// offloaded tape that host memory has no room for.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -77,6 +78,31 @@ TEST_F(SlowStepTest, AWarningNamesTheOperationThatWasSlow) {
       << warnings.lines[0];
   EXPECT_EQ(warnings.lines[1].rfind("APPLY of step 2 of request r1 (k 0, attempt 2) took 1.", 0), 0u)
       << warnings.lines[1];
+}
+
+TEST_F(SlowStepTest, AWarningSaysWhatOfAnOffloadedTapeStayedOnTheDevice) {
+  for (const uint64_t host_bytes : {uint64_t{4096}, uint64_t{16} << 20}) {
+    InProcessOptions options;
+    options.run.set_memory_budget_bytes(uint64_t{1} << 30);
+    options.run.set_host_memory_bytes(host_bytes);
+    options.run.set_optimizer_residency(v1::DEVICE);
+    options.edit_step = [](v1::StepPlan& step) {  // the planner offloads what host memory has room for
+      for (v1::Cluster& cluster : *step.mutable_clusters()) cluster.set_offload_prefix(true);
+    };
+    const auto engine = MakeEngine(MakeCpuBackend(), options);
+    ASSERT_NE(engine, nullptr);
+    ASSERT_TRUE(engine->Load(Request({64})).ok());
+    Warnings warnings;
+    const auto vote = engine->Prepare(0);
+    ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+    if (host_bytes > 4096) {
+      EXPECT_TRUE(warnings.lines.empty()) << warnings.lines.front();
+    } else {
+      ASSERT_EQ(warnings.lines.size(), 1u);
+      EXPECT_NE(warnings.lines[0].find("stayed on the device, beyond what the plan says"), std::string::npos)
+          << warnings.lines[0];
+    }
+  }
 }
 
 }  // namespace

@@ -31,6 +31,28 @@ TEST(StepLineTest, SaysPhasesSecondsWavesRowsAndBytes) {
   EXPECT_NE(line.find("; 2.00 MiB copied for offload"), std::string::npos) << line;
 }
 
+TEST(KeptLineTest, SaysWhatOffloadFoundNoHostMemoryFor) {
+  internal::v1::StepKey key;
+  key.set_step(3);
+  key.set_request_id("r");
+  key.set_attempt(1);
+  PassSums sums;
+  EXPECT_EQ(KeptLine(key, sums), "");
+  ResidencyStats of_cluster;
+  of_cluster.kept = 1;
+  of_cluster.kept_bytes = 2 << 20;
+  sums.AddOffload(of_cluster);
+  EXPECT_EQ(
+      KeptLine(key, sums),
+      "step 3 of request r (k 0, attempt 1): 1 entry of the offloaded tape, 2.00 MiB, stayed on the device, beyond "
+      "what the plan says: host memory had no room in one piece; raise host_memory_bytes (--host-memory)");
+  of_cluster.kept = 2;
+  of_cluster.kept_bytes = 10 << 20;
+  sums.AddOffload(of_cluster);
+  EXPECT_NE(KeptLine(key, sums).find("3 entries of the offloaded tape, 12.0 MiB,"), std::string::npos)
+      << KeptLine(key, sums);
+}
+
 TEST(SlowLineTest, IsFromTenTimesThePredictionAndASecondOn) {
   internal::v1::StepKey key;
   key.set_step(3);

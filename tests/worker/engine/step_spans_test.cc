@@ -98,9 +98,9 @@ TEST(StepSpansTest, APeerIsToldByItsRankInTheMesh) {
 
 TEST(StepSpansTest, CopiesKeepTheirDirection) {
   StepSpans spans(kOrigin, 9);
-  spans.Add(CopyTimes{CopyTimes::Kind::kOut, 5, kOrigin, kOrigin + 1});
-  spans.Add(CopyTimes{CopyTimes::Kind::kIn, 6, kOrigin + 1, kOrigin + 2});
-  spans.Add(CopyTimes{CopyTimes::Kind::kWait, 0, kOrigin + 2, kOrigin + 3});
+  spans.Add(CopyTimes{CopyTimes::Kind::kOut, 0, 5, kOrigin, kOrigin + 1});
+  spans.Add(CopyTimes{CopyTimes::Kind::kIn, 1, 6, kOrigin + 1, kOrigin + 2});
+  spans.Add(CopyTimes{CopyTimes::Kind::kWait, 1, 0, kOrigin + 2, kOrigin + 3});
   const v1::SpanList list = spans.Take();
   EXPECT_EQ(list.spans(0).kind(), StepSpan::COPY_OUT);
   EXPECT_EQ(list.spans(0).bytes(), 5u);

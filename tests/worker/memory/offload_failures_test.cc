@@ -27,7 +27,7 @@ class OffloadFailuresTest : public CountedMemoryTest {
 
 TEST_F(OffloadFailuresTest, ACopyOutThatFailsNamesItsEntryAndEveryLaterCallFails) {
   FailingCopyEngine engine(/*failing=*/1);
-  OffloadStore store({.max_in_flight = 4}, *arena_, engine);
+  OffloadStore store(/*headroom_bytes=*/0, *arena_, engine);
   store.Put(10, LayerEntry(0, kFailingRows));
   store.Put(11, LayerEntry(1, kFailingRows));
   EXPECT_THAT([&] { store.Poll(); }, ThrowsMessage<c10::Error>(AllOf(
@@ -39,7 +39,7 @@ TEST_F(OffloadFailuresTest, ACopyOutThatFailsNamesItsEntryAndEveryLaterCallFails
 
 TEST_F(OffloadFailuresTest, ACopyOutThatFailsWhileDrainingIsReported) {
   FailingCopyEngine engine(/*failing=*/0);
-  OffloadStore store({.max_in_flight = 1}, *arena_, engine);
+  OffloadStore store(/*headroom_bytes=*/0, *arena_, engine);
   store.Put(0, LayerEntry(0, kFailingRows));
   EXPECT_THROW(store.DrainTo(0), c10::Error);
 }
@@ -47,7 +47,7 @@ TEST_F(OffloadFailuresTest, ACopyOutThatFailsWhileDrainingIsReported) {
 // The engine tells the two apart: the one is the step's answer, the other ends the process.
 TEST_F(OffloadFailuresTest, ADeviceThatFailedIsThrownAsOneAndNoOtherErrorIs) {
   FailingCopyEngine refuses(/*failing=*/0), lost(/*failing=*/0, absl::UnavailableError("an illegal access"));
-  OffloadStore of_refused({.max_in_flight = 1}, *arena_, refuses), of_lost({.max_in_flight = 1}, *arena_, lost);
+  OffloadStore of_refused(/*headroom_bytes=*/0, *arena_, refuses), of_lost(/*headroom_bytes=*/0, *arena_, lost);
   of_refused.Put(0, LayerEntry(0, kFailingRows));
   of_lost.Put(0, LayerEntry(0, kFailingRows));
   EXPECT_THAT([&] { of_lost.Poll(); }, ThrowsMessage<c10::AcceleratorError>(HasSubstr("an illegal access")));
@@ -62,7 +62,7 @@ TEST_F(OffloadFailuresTest, ADeviceThatFailedIsThrownAsOneAndNoOtherErrorIs) {
 
 TEST_F(OffloadFailuresTest, ADemandLoadThatFailsIsReportedAndNothingIsHandedOut) {
   FailingCopyEngine engine(/*failing=*/2);
-  OffloadStore store({.max_in_flight = 4}, *arena_, engine);
+  OffloadStore store(/*headroom_bytes=*/0, *arena_, engine);
   store.Put(0, LayerEntry(0, kFailingRows));
   store.Put(1, LayerEntry(1, kFailingRows));
   store.DrainTo(0);
@@ -72,7 +72,7 @@ TEST_F(OffloadFailuresTest, ADemandLoadThatFailsIsReportedAndNothingIsHandedOut)
 
 TEST_F(OffloadFailuresTest, APrefetchThatFailsIsReportedByTheNextCall) {
   FailingCopyEngine engine(/*failing=*/2);
-  OffloadStore store({.headroom_bytes = 2 * LayerEntryBytes(kFailingRows), .max_in_flight = 4}, *arena_, engine);
+  OffloadStore store(2 * LayerEntryBytes(kFailingRows), *arena_, engine);
   store.Put(0, LayerEntry(0, kFailingRows));
   store.Put(1, LayerEntry(1, kFailingRows));
   store.DrainTo(0);

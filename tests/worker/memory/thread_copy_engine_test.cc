@@ -47,10 +47,11 @@ TEST(ThreadCopyEngineTest, AnObserverHearsEveryCopyAndWait) {
   Bytes device = Pattern(100, 1), host(100);
   ThreadCopyEngine engine;
   Heard heard;
+  CopyTicket last = 0;
   const auto copy = [&](Kind kind, int64_t bytes) {
     const std::vector<CopySpan> spans = {{device.data(), host.data(), bytes}, {device.data(), host.data(), 1}};
-    const CopyTicket ticket = kind == Kind::kOut ? engine.StartCopyOut(spans) : engine.StartCopyIn(spans);
-    ASSERT_TRUE(engine.Wait(ticket).ok());
+    last = kind == Kind::kOut ? engine.StartCopyOut(spans) : engine.StartCopyIn(spans);
+    ASSERT_TRUE(engine.Wait(last).ok());
   };
   copy(Kind::kOut, 10);
   EXPECT_TRUE(heard.Take().empty()) << "nobody asked";
@@ -67,6 +68,7 @@ TEST(ThreadCopyEngineTest, AnObserverHearsEveryCopyAndWait) {
   for (size_t i = 0; i < times.size(); ++i) {
     EXPECT_EQ(times[i].kind, expected[i].first) << i;
     EXPECT_EQ(times[i].bytes, expected[i].second) << i;
+    EXPECT_EQ(times[i].ticket, i < 2 ? last - 1 : last) << i;
     EXPECT_LE(before_s, times[i].begun_s) << i;
     EXPECT_LE(times[i].begun_s, times[i].ended_s) << i;
     EXPECT_LE(times[i].ended_s, after_s) << i;

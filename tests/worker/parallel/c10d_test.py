@@ -105,8 +105,8 @@ def test_a_killed_rank_is_seen_by_every_other(mode, size, lost):
         for rank in gang.ranks:
             rank.line("ready")
         for rank, broken, error in _lost(gang, lost, signal.SIGKILL, within=10):
-            name = "gradients" if mode == "reduce" else "[abc]"
-            assert re.match(rf"UNAVAILABLE: all-reduce {name} of axis dp, rank {rank} of {size}: a peer has ended, or was killed", error)
+            call = "all-reduce gradients" if mode == "reduce" else "reduce-scatter [abc]"
+            assert re.match(rf"UNAVAILABLE: {call} of axis dp, rank {rank} of {size}: a peer has ended, or was killed", error)
             if mode == "reduce":  # the next call: the same error, and nothing is sent, so it takes microseconds
                 same, seconds = broken.split()
                 assert same == "1" and float(seconds) < 1

@@ -102,24 +102,26 @@ class RankProgram {
   void Overlapped(at::ScalarType type) {
     const int64_t part = 300;
     const uint64_t draw = draws_ += 4;
-    at::Tensor first = Values(ranks_.rank(), type, part, draw), second = Values(ranks_.rank(), type, part, draw - 1);
-    const at::Tensor input = Values(ranks_.rank(), type, part * ranks_.size(), draw - 2);
-    const at::Tensor mine = Values(ranks_.rank(), type, part, draw - 3);
+    const at::Tensor mine = Values(ranks_.rank(), type, part, draw);
+    const at::Tensor first = Values(ranks_.rank(), type, part * ranks_.size(), draw - 1);
+    const at::Tensor second = Values(ranks_.rank(), type, part * ranks_.size(), draw - 2);
+    const at::Tensor more = Values(ranks_.rank(), type, part, draw - 3);
     const at::Tensor scratch = Full(part * ranks_.size(), 77, type);
-    at::Tensor output = Full(part, 0, type), whole = Full(part * ranks_.size(), 0, type);
-    const auto reduce_first = ranks_.StartAllReduceSum("first", first);
-    const auto scatter = ranks_.StartReduceScatterSum("scatter", input, output, scratch);
+    at::Tensor first_sum = Full(part, 0, type), second_sum = Full(part, 0, type);
+    at::Tensor whole = Full(part * ranks_.size(), 0, type), more_whole = Full(part * ranks_.size(), 0, type);
+    const auto scatter_first = ranks_.StartReduceScatterSum("first", first, first_sum, scratch);
     const auto gather = ranks_.StartAllGather("gather", mine, whole);
-    const auto reduce_second = ranks_.StartAllReduceSum("second", second);
-    for (const auto* pending : {&reduce_second, &scatter, &reduce_first, &gather}) {
+    const auto scatter_second = ranks_.StartReduceScatterSum("second", second, second_sum);
+    const auto gather_more = ranks_.StartAllGather("more", more, more_whole);
+    for (const auto* pending : {&gather_more, &scatter_second, &scatter_first, &gather}) {
       AwaitDone(**pending);
       Expect((*pending)->Wait(), "overlapped");
     }
-    ExpectSum(first, Sum(type, part, draw), "overlapped all-reduce");
-    ExpectSum(second, Sum(type, part, draw - 1), "second overlapped all-reduce");
-    ExpectSum(output, Sum(type, part * ranks_.size(), draw - 2).narrow(0, ranks_.rank() * part, part),
-              "overlapped reduce-scatter");
-    ExpectEqual(whole, Gathered(type, part, draw - 3), "overlapped all-gather");
+    const auto own_part = [&](const at::Tensor& sum) { return sum.narrow(0, ranks_.rank() * part, part); };
+    ExpectSum(first_sum, own_part(Sum(type, part * ranks_.size(), draw - 1)), "overlapped reduce-scatter");
+    ExpectSum(second_sum, own_part(Sum(type, part * ranks_.size(), draw - 2)), "second overlapped reduce-scatter");
+    ExpectEqual(whole, Gathered(type, part, draw), "overlapped all-gather");
+    ExpectEqual(more_whole, Gathered(type, part, draw - 3), "second overlapped all-gather");
   }
 
   at::Tensor Gathered(at::ScalarType type, int64_t count, uint64_t draw) const {

@@ -129,11 +129,12 @@ int RoundsUntilLost(Communicator& ranks, uint64_t seed) {
 
 // The same with several collectives in flight; a process that lost a peer ends without destroying the communicator.
 int OverlapUntilLost(Communicator& ranks) {
-  at::Tensor first = at::ones({1 << 16}), second = at::ones({1 << 16}), third = at::ones({1 << 16});
+  const at::Tensor input = at::ones({ranks.size() << 14});
+  at::Tensor first = at::ones({1 << 14}), second = at::ones({1 << 14}), third = at::ones({1 << 14});
   bool ready = false;
   while (true) {
-    const auto a = ranks.StartAllReduceSum("a", first), b = ranks.StartAllReduceSum("b", second),
-               c = ranks.StartAllReduceSum("c", third);
+    const auto a = ranks.StartReduceScatterSum("a", input, first), b = ranks.StartReduceScatterSum("b", input, second),
+               c = ranks.StartReduceScatterSum("c", input, third);
     const absl::Status statuses[] = {a->Wait(), b->Wait(), c->Wait()};
     if (statuses[0].ok() && !ready) Print("ready");
     ready = true;

@@ -198,7 +198,8 @@ TEST(ThreadCommunicatorTest, ARankThatLeavesEndsWhatTheOthersWaitFor) {
     EXPECT_THAT(status, Unavailable("all-reduce second of axis tp", "of 3", "waited for rank", "has left"));
     // Broken: the same error, at once, and nothing is counted.
     EXPECT_EQ(Meet(rank, "third"), status);
-    EXPECT_EQ(rank.StartAllReduceSum("fourth", values)->Wait(), status);
+    at::Tensor all = at::ones({12});
+    EXPECT_EQ(rank.StartAllGather("fourth", values, all)->Wait(), status);
     EXPECT_EQ(rank.stats().Read().size(), 1u);
   });
 }
@@ -219,10 +220,11 @@ TEST(ThreadCommunicatorTest, ARankThatNeverComesIsNamedWhenTheTimeIsOver) {
 TEST(ThreadCommunicatorTest, PendingCollectivesEndWithTheFirstError) {
   auto ranks = MakeThreadRanks(2, kTimeout);
   ranks.pop_back();
-  at::Tensor first = at::ones({4}), second = at::ones({4});
-  const auto a = ranks[0]->StartAllReduceSum("a", first), b = ranks[0]->StartAllReduceSum("b", second);
+  const at::Tensor own = at::ones({4});
+  at::Tensor first = at::ones({8}), second = at::ones({8});
+  const auto a = ranks[0]->StartAllGather("a", own, first), b = ranks[0]->StartAllGather("b", own, second);
   const absl::Status status = b->Wait();
-  EXPECT_THAT(status, Unavailable("all-reduce b", "rank 1 has left"));
+  EXPECT_THAT(status, Unavailable("all-gather b", "rank 1 has left"));
   EXPECT_EQ(a->Wait(), status);
 }
 
@@ -296,7 +298,8 @@ TEST(CommunicatorDeathTest, WhatAProgramGetsWrongDies) {
   EXPECT_DEATH((void)local.AllGather("weights", ints, four), "weights: Long and Float");
   EXPECT_DEATH((void)local.Broadcast("weights", four, 1), "weights: no rank 1 of 1");
   EXPECT_DEATH((void)local.Send("keys", four, 0), "rank 0 of 1 has no peer 0");
-  EXPECT_DEATH(local.StartAllReduceSum("gradients", four), "all-reduce gradients was started and not waited for");
+  at::Tensor gathered = at::ones({4});
+  EXPECT_DEATH(local.StartAllGather("weights", four, gathered), "all-gather weights was started and not waited for");
 }
 
 }  // namespace

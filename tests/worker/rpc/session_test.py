@@ -194,6 +194,17 @@ def test_the_ready_file_of_a_worker_that_ended_goes_before_the_new_one_has_the_m
     assert ready.read_text() == server.address + "\n"
 
 
+def test_a_worker_that_waits_for_its_next_session_has_no_ready_file(server):
+    ready = server.root / "ready"
+    worker, session, _ = server.start("--ready-file", ready, program="tests/fake_worker", once=False)
+    session.send(configure=configure(server.root))
+    session.expect("ready")
+    assert ready.exists()
+    session.close()
+    assert any("waits for the server as a new incarnation" in line for line in worker.stderr)
+    assert not ready.exists(), "the new incarnation, which would remove it, begins two seconds later"
+
+
 def test_a_server_whose_address_changes_is_found_again_soon(server):
     host, port = server.address.split(":")
     hosts = server.root / "hosts"

@@ -3,19 +3,8 @@
 #include <glog/logging.h>
 
 #include <algorithm>
-#include <numeric>
-
-#include "absl/strings/str_cat.h"
 
 namespace stemma::worker {
-
-absl::Status CheckEntriesFit(const std::vector<int64_t>& entry_bytes, const ResidencyOptions& options) {
-  const int64_t bytes = std::accumulate(entry_bytes.begin(), entry_bytes.end(), int64_t{0});
-  if (!options.must_leave || bytes <= options.host_bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("offload moves ", entry_bytes.size(), " tape entries of ", bytes,
-                                                   " bytes to host memory, whose arena has ", options.host_bytes,
-                                                   " bytes: give the arena ", bytes, " bytes, or keep less per entry"));
-}
 
 std::string_view PlaceName(Place place) {
   switch (place) {
@@ -34,7 +23,6 @@ std::string_view PlaceName(Place place) {
 }
 
 Residency::Residency(const ResidencyOptions& options) : options_(options) {
-  CHECK_GE(options.max_in_flight, 1);
   CHECK_GE(options.headroom_bytes, 0);
   CHECK_GE(options.host_bytes, 0);
 }
@@ -196,20 +184,15 @@ void Residency::EndCopyOut(const Entry& e) {
 }
 
 void Residency::Keep(Entry& e) {
-  CHECK(!options_.must_leave) << "entry " << e.index << " of " << e.bytes
-                              << " bytes must leave, and the host arena has " << stats_.host_bytes << " of "
-                              << options_.host_bytes
-                              << " bytes taken: CheckEntriesFit was not asked, or with other bytes";
   e.kept = true;
   staged_bytes_ -= e.bytes;
   ++stats_.kept;
   stats_.kept_bytes += e.bytes;
 }
 
-// What left in vain.
+// Keeps on the device what has left in vain.
 void Residency::Stay(Entry& e, Actions& actions) {
   e.place = Place::kDevice;
-  ++stats_.copies_wasted;
   FreeHost(e, actions);
 }
 
@@ -241,7 +224,7 @@ void Residency::StartCopiesOut(Actions& actions) {
   for (; next_out_ < entries_.size(); ++next_out_) {
     Entry& e = entries_[next_out_];
     if (!MayLeave(e)) continue;
-    if (in_flight_out_ == options_.max_in_flight) return;
+    if (in_flight_out_ == kCopiesOutMax) return;
     if (consuming_ && staged_bytes_ - leaving_bytes_ <= options_.headroom_bytes) return;
     if (stats_.host_bytes + e.bytes > options_.host_bytes) {
       Keep(e);

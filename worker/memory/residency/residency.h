@@ -6,7 +6,7 @@
 //   kDevice -> kConsumed for what never left
 //
 // Thread safety: none; owned by the engine thread.
-// Policy: copies out start in the order of production, `max_in_flight` at a time. From ConsumeSoon on, entries are
+// Policy: copies out start in the order of production, kCopiesOutMax at a time. From ConsumeSoon on, entries are
 // prefetched in the reverse order, as many as fit `headroom_bytes`, and remaining entries are copied out only until the
 // rest fits in `headroom_bytes`. An entry that is needed while it is in host memory is loaded on demand, whatever the
 // headroom.
@@ -21,19 +21,14 @@
 #include <unordered_map>
 #include <vector>
 
-#include "absl/status/status.h"
-
 namespace stemma::worker {
+
+inline constexpr int64_t kCopiesOutMax = 2;  // the second waits at the link while the first is copied
 
 struct ResidencyOptions {
   int64_t host_bytes = 0;      // of the arena
   int64_t headroom_bytes = 0;  // 0: no prefetch, every load is on demand
-  int64_t max_in_flight = 2;   // copies out at a time, >= 1
-  bool must_leave = false;     // the plan counts on it: an entry that stays for want of host memory is a bug
 };
-
-// Call it before anything runs. Errors: ResourceExhausted - entries that must leave, more bytes than the arena has.
-absl::Status CheckEntriesFit(const std::vector<int64_t>& entry_bytes, const ResidencyOptions& options);
 
 enum class Place { kDevice, kLeaving, kHost, kArriving, kConsumed };
 std::string_view PlaceName(Place place);
@@ -58,7 +53,6 @@ struct ResidencyStats {
   int64_t bytes_out = 0, bytes_in = 0;  // of copies that ended
   int64_t demand_loads = 0;             // needed while in host memory
   int64_t waits = 0;                    // needed while arriving: the prefetch came too late
-  int64_t copies_wasted = 0;            // left in vain: the entry stayed on the device
   int64_t kept = 0, kept_bytes = 0;     // stayed for want of host memory
   int64_t device_bytes = 0, peak_device_bytes = 0;
   int64_t host_bytes = 0, peak_host_bytes = 0;

@@ -1,7 +1,6 @@
 // Traces: events in, actions out, as text. What an executor may not do ends the process.
 #include "worker/memory/residency/residency.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -9,12 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "tests/testing/status_matchers.h"
-
 namespace stemma::worker {
 namespace {
-
-using ::testing::HasSubstr;
 
 std::string Text(const Actions& actions) {
   static constexpr const char* kNames[] = {"out", "cancel", "free-device", "in", "free-host", "wait"};
@@ -56,8 +51,8 @@ Actions Handle(Residency& residency, const std::string& event) {
 std::string Text(const ResidencyStats& s) {
   std::ostringstream text;
   text << "out " << s.bytes_out << " in " << s.bytes_in << " demand " << s.demand_loads << " waits " << s.waits
-       << " wasted " << s.copies_wasted << " kept " << s.kept_bytes << " device " << s.device_bytes << "/"
-       << s.peak_device_bytes << " host " << s.host_bytes << "/" << s.peak_host_bytes;
+       << " kept " << s.kept_bytes << " device " << s.device_bytes << "/" << s.peak_device_bytes << " host "
+       << s.host_bytes << "/" << s.peak_host_bytes;
   return text.str();
 }
 
@@ -80,10 +75,10 @@ TEST_P(ResidencyTraceTest, EveryEventIsAnsweredByTheseActions) {
   EXPECT_EQ(Text(residency.stats()), GetParam().stats);
 }
 
-// {host, headroom, in flight, must leave}
+// {host, headroom}
 const Trace kTraces[] = {
     {"all_leave_and_are_prefetched_in_time",
-     {1000, 300, 2, true},
+     {1000, 300},
      {{"produced 0 100", "out 0"},
       {"produced 1 100", "out 1"},
       {"produced 2 100", ""},  // two are in flight
@@ -101,13 +96,13 @@ const Trace kTraces[] = {
       {"consumed 1", ""},
       {"need 0", ""},
       {"consumed 0", ""}},
-     "out 300 in 300 demand 0 waits 0 wasted 0 kept 0 device 0/300 host 0/300"},
+     "out 300 in 300 demand 0 waits 0 kept 0 device 0/300 host 0/300"},
     {"headroom_holds_the_prefetch_back_until_something_is_consumed",
-     {1000, 150, 3, true},
+     {1000, 150},
      {{"produced 0 100", "out 0"},
       {"produced 1 60", "out 1"},
-      {"produced 2 80", "out 2"},
-      {"out-done 1", "free-device 1"},
+      {"produced 2 80", ""},
+      {"out-done 1", "free-device 1, out 2"},
       {"out-done 0", "free-device 0"},
       {"out-done 2", "free-device 2"},
       {"end", ""},
@@ -121,9 +116,9 @@ const Trace kTraces[] = {
       {"in-done 0", "free-host 0"},
       {"need 0", ""},
       {"consumed 0", ""}},
-     "out 240 in 240 demand 0 waits 1 wasted 0 kept 0 device 0/240 host 0/240"},
+     "out 240 in 240 demand 0 waits 1 kept 0 device 0/240 host 0/240"},
     {"a_smaller_entry_does_not_overtake_in_the_prefetch",
-     {1000, 100, 2, true},
+     {1000, 100},
      {{"produced 0 50", "out 0"},
       {"produced 1 200", "out 1"},
       {"out-done 0", "free-device 0"},
@@ -136,12 +131,12 @@ const Trace kTraces[] = {
       {"need 0", "wait 0"},
       {"in-done 0", "free-host 0"},
       {"consumed 0", ""}},
-     "out 250 in 250 demand 1 waits 1 wasted 0 kept 0 device 0/250 host 0/250"},
+     "out 250 in 250 demand 1 waits 1 kept 0 device 0/250 host 0/250"},
     {"without_headroom_every_load_is_on_demand",
-     {1000, 0, 1, false},
+     {1000, 0},
      {{"produced 0 100", "out 0"},
-      {"produced 1 100", ""},
-      {"out-done 0", "free-device 0, out 1"},
+      {"produced 1 100", "out 1"},
+      {"out-done 0", "free-device 0"},
       {"out-done 1", "free-device 1"},
       {"end", ""},
       {"soon", ""},
@@ -151,9 +146,9 @@ const Trace kTraces[] = {
       {"need 0", "in 0, wait 0"},
       {"in-done 0", "free-host 0"},
       {"consumed 0", ""}},
-     "out 200 in 200 demand 2 waits 0 wasted 0 kept 0 device 0/200 host 0/200"},
+     "out 200 in 200 demand 2 waits 0 kept 0 device 0/200 host 0/200"},
     {"what_is_needed_while_it_leaves_stays",
-     {1000, 0, 2, false},
+     {1000, 0},
      {{"produced 0 100", "out 0"},
       {"produced 1 100", "out 1"},
       {"produced 2 100", ""},
@@ -165,17 +160,18 @@ const Trace kTraces[] = {
       {"need 2", "in 2, wait 2"},
       {"in-done 2", "free-host 2"},
       {"consumed 2", ""}},
-     "out 200 in 100 demand 1 waits 0 wasted 1 kept 0 device 0/300 host 100/200"},
+     "out 200 in 100 demand 1 waits 0 kept 0 device 0/300 host 100/200"},
     {"what_is_needed_before_it_begins_to_leave_never_leaves",
-     {1000, 0, 1, false},
+     {1000, 0},
      {{"produced 0 100", "out 0"},
-      {"produced 1 100", ""},
-      {"need 1", ""},
+      {"produced 1 100", "out 1"},
+      {"produced 2 100", ""},
+      {"need 2", ""},
       {"out-done 0", "free-device 0"},
-      {"consumed 1", ""}},
-     "out 100 in 0 demand 0 waits 0 wasted 0 kept 0 device 0/200 host 100/100"},
+      {"consumed 2", ""}},
+     "out 100 in 0 demand 0 waits 0 kept 0 device 100/300 host 200/200"},
     {"an_entry_for_which_the_arena_is_too_small_is_kept_and_a_smaller_one_leaves",
-     {150, 0, 2, false},
+     {150, 0},
      {{"produced 0 100", "out 0"},
       {"produced 1 100", ""},
       {"produced 2 50", "out 2"},
@@ -188,55 +184,53 @@ const Trace kTraces[] = {
       {"consumed 2", ""},
       {"need 1", ""},
       {"consumed 1", ""}},
-     "out 150 in 50 demand 1 waits 0 wasted 0 kept 100 device 0/250 host 100/150"},
+     "out 150 in 50 demand 1 waits 0 kept 100 device 0/250 host 100/150"},
     {"an_entry_that_the_arena_refuses_is_kept",
-     {1000, 0, 1, false},
-     {{"produced 0 100", "out 0"}, {"produced 1 100", ""}, {"refused 0", "out 1"}, {"out-done 1", "free-device 1"}},
-     "out 100 in 0 demand 0 waits 0 wasted 0 kept 100 device 100/200 host 100/100"},
-    {"when_the_end_is_near_only_what_exceeds_the_headroom_still_leaves",
-     {1000, 200, 1, true},
+     {1000, 0},
      {{"produced 0 100", "out 0"},
-      {"produced 1 100", ""},
+      {"produced 1 100", "out 1"},
+      {"produced 2 100", ""},
+      {"refused 0", "out 2"},
+      {"out-done 1", "free-device 1"},
+      {"out-done 2", "free-device 2"}},
+     "out 200 in 0 demand 0 waits 0 kept 100 device 100/300 host 200/200"},
+    {"when_the_end_is_near_only_what_exceeds_the_headroom_still_leaves",
+     {1000, 200},
+     {{"produced 0 100", "out 0"},
+      {"produced 1 100", "out 1"},
       {"produced 2 100", ""},
       {"produced 3 100", ""},
+      {"produced 4 100", ""},
       {"end", ""},
       {"soon", ""},
-      {"out-done 0", "free-device 0, out 1"},
-      {"out-done 1", "free-device 1"},  // 2 and 3 fit the headroom
+      {"out-done 0", "free-device 0, out 2"},
+      {"out-done 1", "free-device 1"},  // 3 and 4 fit the headroom
+      {"out-done 2", "free-device 2"},
+      {"need 4", ""},
+      {"consumed 4", "in 2"},
       {"need 3", ""},
-      {"consumed 3", "in 1"},
-      {"need 2", ""},
-      {"consumed 2", "in 0"}},
-     "out 200 in 0 demand 0 waits 0 wasted 0 kept 0 device 200/400 host 200/200"},
+      {"consumed 3", "in 1"}},
+     "out 300 in 0 demand 0 waits 0 kept 0 device 200/500 host 300/300"},
     {"when_the_end_is_near_what_fits_the_headroom_stays_though_its_copy_ended",
-     {1000, 200, 1, true},
+     {1000, 200},
      {{"produced 0 100", "out 0"},
-      {"produced 1 100", ""},
+      {"produced 1 100", "out 1"},
       {"end", ""},
       {"soon", ""},
       {"out-done 0", "free-host 0"},
-      {"need 1", ""},
+      {"need 1", "cancel 1, free-host 1"},
       {"consumed 1", ""},
       {"need 0", ""},
       {"consumed 0", ""}},
-     "out 100 in 0 demand 0 waits 0 wasted 1 kept 0 device 0/200 host 0/100"},
+     "out 100 in 0 demand 0 waits 0 kept 0 device 0/200 host 0/200"},
     {"an_empty_entry_never_leaves",
-     {1000, 0, 1, true},
+     {1000, 0},
      {{"produced 0 0", ""}, {"end", ""}, {"soon", ""}, {"need 0", ""}, {"consumed 0", ""}},
-     "out 0 in 0 demand 0 waits 0 wasted 0 kept 0 device 0/0 host 0/0"},
+     "out 0 in 0 demand 0 waits 0 kept 0 device 0/0 host 0/0"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Policy, ResidencyTraceTest, ::testing::ValuesIn(kTraces),
                          [](const auto& test) { return test.param.name; });
-
-TEST(CheckEntriesFitTest, WhatMustLeaveAndDoesNotFitIsRefusedWithItsBytes) {
-  const ResidencyOptions must_leave{.host_bytes = 299, .must_leave = true};
-  EXPECT_THAT(CheckEntriesFit({100, 200}, must_leave),
-              testing::StatusIs(absl::StatusCode::kResourceExhausted,
-                                ::testing::AllOf(HasSubstr("300 bytes"), HasSubstr("299 bytes"))));
-  EXPECT_THAT(CheckEntriesFit({100, 199}, must_leave), testing::IsOk());
-  EXPECT_THAT(CheckEntriesFit({100, 200}, {.host_bytes = 299, .must_leave = false}), testing::IsOk());
-}
 
 // Wrong executors.
 class ResidencyDeathTest : public ::testing::Test {
@@ -245,7 +239,7 @@ class ResidencyDeathTest : public ::testing::Test {
   void Play(const std::vector<std::string>& events) {
     for (const std::string& event : events) Confirmed(residency_, Handle(residency_, event));
   }
-  Residency residency_{{.host_bytes = 150, .headroom_bytes = 100, .max_in_flight = 1, .must_leave = false}};
+  Residency residency_{{.host_bytes = 150, .headroom_bytes = 100}};
 };
 
 TEST_F(ResidencyDeathTest, AnEntryThatIsReadBeforeItsCopyInEndedIsSeen) {
@@ -288,7 +282,7 @@ TEST_F(ResidencyDeathTest, AnEntryIsReadOnceAndOnlyAfterItIsNeeded) {
 }
 
 TEST_F(ResidencyDeathTest, ACopyThatEndsTwiceOrNeverBeganIsSeen) {
-  Play({"produced 0 100", "produced 1 10"});
+  Play({"produced 0 100", "produced 1 100"});  // the arena has no room for the second
   EXPECT_DEATH(Play({"out-done 1"}), "ended, which is on the device");
   EXPECT_DEATH(Play({"in-done 0"}), "ended, which is leaving");
   Play({"need 0"});  // cancels
@@ -301,12 +295,6 @@ TEST_F(ResidencyDeathTest, EntriesAreProducedOnceAndBeforeTheEnd) {
   EXPECT_DEATH(Play({"need 7"}), "entry 7 was never produced");
   EXPECT_DEATH(Play({"soon"}), "while entries are produced");
   EXPECT_DEATH(Play({"end", "produced 1 100"}), "after the end of producing");
-}
-
-TEST_F(ResidencyDeathTest, AnEntryThatMustLeaveAndStaysIsSeen) {
-  Residency residency({.host_bytes = 150, .must_leave = true});
-  residency.Produced(0, 100);
-  EXPECT_DEATH(Handle(residency, "produced 1 100"), "entry 1 of 100 bytes must leave.*100 of 150 bytes taken");
 }
 
 }  // namespace
