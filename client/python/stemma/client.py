@@ -170,12 +170,12 @@ class Client(CheckpointCalls, ExportCalls):
         temperature     divides the logits. For log-probs that an update is to read as old or reference ones: the same as its
                         loss's `temperature`, else every ratio is wrong
         entropy     whether entropies come too
-        weights     "policy", or the name of a checkpoint
+        weights     "policy", or the name of a checkpoint, with or without "checkpoint:" before it
         schedule    "auto", "reuse", "dense"; None: the server's
         """
         header = config.fill_message(_proto.LogProbHeader(), {
             "request": _without_none({"request_id": _new_id(), "schedule": schedule}),
-            "weights": weights, "temperature": temperature, "entropy": entropy})
+            "weights": config.weights(weights), "temperature": temperature, "entropy": entropy})
         self._pin(header.request)
         groups = as_list(groups)
         parts = encode("log_prob", header, groups)

@@ -50,7 +50,7 @@ def log_probs(client, data, update, weights="policy", entropy=False):
     client  a stemma.Client
     data    as in groups_for_log_probs: the batch as verl's trainer passes it to compute_log_prob does
     update  of loss_from_config; its loss has the temperature
-    weights     "policy", or the name of a checkpoint, such as one that was saved for the reference
+    weights     "policy", or the name of a checkpoint, such as one that was saved for the reference; as in client.log_probs
     entropy     whether entropies come too
     """
     _check_temperature(data, update)
