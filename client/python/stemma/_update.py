@@ -15,7 +15,7 @@ def update_parts(groups, loss, adam, old, ref, mini_batch=None, epochs=1, shuffl
     """Returns header, groups, end: a header that says where log-probs come from once the groups are known. Parameters are those
     of Client.submit; fields: further ones of the header, in the trace's names, not sent where they are None."""
     loss, its_old = config.loss_fields(loss)
-    header = config.fill_message(_proto.UpdateHeader(), _without_none({
+    header = config.fill_message(_proto.UpdateHeader(), config.without_none({
         "loss": loss, "adam": config.adam_fields(adam), "ppo_mini_batch_size": mini_batch,
         "ppo_epochs": epochs if epochs != 1 or isinstance(epochs, bool) else None, "shuffle": shuffle, "seed": seed, **fields}), names=_API_NAMES)
     parts = encode("update", header, groups, checked=True)
@@ -46,7 +46,3 @@ def _set_source(header, name, source, parts):
 def _num_steps(header):
     per_epoch = -(-header.num_groups // header.ppo_mini_batch_size) if header.ppo_mini_batch_size else 1
     return per_epoch * (header.ppo_epochs or 1)
-
-
-def _without_none(fields):
-    return {k: v for k, v in fields.items() if v is not None}

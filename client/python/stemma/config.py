@@ -9,6 +9,7 @@ import math
 import numbers
 import operator
 import sys
+import uuid
 from typing import Optional
 
 from . import _arrays, _proto
@@ -174,7 +175,7 @@ def constant(learning_rate, warmup_steps=0):
     warmup_steps    steps of a linear rise; the first of them has 1/warmup_steps of the rate
     """
     _check_schedule(learning_rate, warmup_steps)
-    return lambda step: learning_rate * _warmup(_whole("step", step), warmup_steps)
+    return lambda step: learning_rate * _warmup(whole("step", step), warmup_steps)
 
 
 def linear(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
@@ -202,13 +203,13 @@ def cosine(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
 
 def _decaying(learning_rate, total_steps, warmup_steps, min_lr_ratio, shape):
     _check_schedule(learning_rate, warmup_steps)
-    if _whole("total_steps", total_steps, 1) < warmup_steps:
+    if whole("total_steps", total_steps, 1) < warmup_steps:
         raise ValueError(f"warmup_steps is {warmup_steps}, beyond total_steps, {total_steps}: pass at most that")
     if not _is_number(min_lr_ratio) or not 0 <= min_lr_ratio <= 1:
         raise ValueError(f"min_lr_ratio is {_arrays.shown(min_lr_ratio)}: pass a number from 0 to 1")
 
     def at(step):
-        if _whole("step", step) < warmup_steps:
+        if whole("step", step) < warmup_steps:
             return learning_rate * _warmup(step, warmup_steps)
         done = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
         return learning_rate * (min_lr_ratio + (1.0 - min_lr_ratio) * shape(done))
@@ -218,10 +219,10 @@ def _decaying(learning_rate, total_steps, warmup_steps, min_lr_ratio, shape):
 def _check_schedule(learning_rate, warmup_steps):
     if not _is_number(learning_rate) or not 0 <= learning_rate < math.inf:
         raise ValueError(f"learning_rate is {_arrays.shown(learning_rate)}: pass a number, not negative")
-    _whole("warmup_steps", warmup_steps)
+    whole("warmup_steps", warmup_steps)
 
 
-def _whole(name, value, least=0):
+def whole(name, value, least=0):
     """The value, which counts steps."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{name} is {_arrays.shown(value)}: pass a whole number from {least} on")
@@ -247,7 +248,7 @@ _COUNTS = ("ppo_mini_batch_size", "ppo_epochs")  # the server refuses 0 of them
 def loss_fields(loss):
     """(fields of the loss message, its `old`) of a LossConfig or a dict."""
     if isinstance(loss, dict):
-        fields = _without_none(loss)
+        fields = without_none(loss)
         return fields, fields.pop("old", "auto")
     if isinstance(loss, LossConfig):
         return loss.as_dict(), loss.old
@@ -257,7 +258,7 @@ def loss_fields(loss):
 def adam_fields(adam):
     """Fields of the optimizer's message of an AdamW or a dict."""
     if isinstance(adam, dict):
-        return _without_none(adam)
+        return without_none(adam)
     if isinstance(adam, AdamW):
         return adam.as_dict()
     is_rate = isinstance(adam, float)
@@ -334,7 +335,7 @@ def source(name):
     """LogProbSource fields of "policy" (one pass of the entry weights), "checkpoint:NAME" (one of a checkpoint's),
     "client", "rollout", "on_policy"; a dict in the trace's names is those fields."""
     if isinstance(name, dict):
-        return _without_none(name)
+        return without_none(name)
     if isinstance(name, str) and name.startswith(_CHECKPOINT) and name != _CHECKPOINT:
         return {"from": "WEIGHTS", "weights": name[len(_CHECKPOINT):]}
     if not isinstance(name, str) or name not in _SOURCES:
@@ -358,7 +359,12 @@ def _refusal(name, value, wanted):
     return f"{name} is {value!r:.60}: pass {wanted}"
 
 
-def _without_none(fields):
+def new_id():
+    """A request_id that nobody had."""
+    return f"py-{uuid.uuid4()}"
+
+
+def without_none(fields):
     return {k: v for k, v in fields.items() if v is not None}
 
 
