@@ -27,7 +27,7 @@ from ._export_calls import ExportCalls
 from ._future import Future, interruptible
 from ._log_prob_calls import LogProbCalls
 from ._stub import TrainingStub
-from ._tries import deadline_of, in_time, is_over, left_s, ran_out
+from ._tries import checked_s, deadline_of, in_time, is_over, left_s, ran_out
 from ._update import update_parts
 from .groups import as_list, name_uids
 
@@ -50,18 +50,22 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
                         about five minutes, in which a pod has come back on another machine. 0: never, whatever the server
                         says
         retry_delay_s   the first pause between two tries; it doubles up to 5 s
-        recorder        a stemma.trace.TraceWriter that keeps every update request sent
+        recorder        a stemma.trace.TraceWriter that keeps every update request sent, or what has its write_parts(parts); where
+                        that raises, a warning says so, and the request goes on
         connect_timeout_s   how long the first call waits for a server before it says that there is none
         follow_lineage  go on with whatever weights the server has, also after those trained so far are lost
         recovery_timeout_s  how long a call waits for a server that starts or recovers: that loads its model, computes its
                         steps again, or waits for workers. Such answers use up no retries; the log says what is waited for
         """
-        self._connection = Connection(address, connect_timeout_s)
-        self._stub = TrainingStub(self._connection.channel)
-        self._retries, self._retry_delay_s = retries, retry_delay_s
+        self._retries = config.whole("retries", retries)
+        self._retry_delay_s = checked_s("retry_delay_s", retry_delay_s)
+        self._recovery_timeout_s = checked_s("recovery_timeout_s", recovery_timeout_s)
+        self._follow_lineage = config.checked_truth("follow_lineage", follow_lineage)
+        if recorder is not None and not callable(getattr(recorder, "write_parts", None)):
+            raise ValueError(f"recorder is {recorder!r:.60}, which has no write_parts(parts): pass a stemma.trace.TraceWriter, or None")
         self._recorder = recorder
-        self._follow_lineage = follow_lineage
-        self._recovery_timeout_s = recovery_timeout_s
+        self._connection = Connection(address, checked_s("connect_timeout_s", connect_timeout_s))
+        self._stub = TrainingStub(self._connection.channel)
         self._lineage, self._step = None, None  # those that _saw keeps
         self._lineage_lock = threading.Lock()
 
@@ -205,12 +209,12 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
     # --------------------------------------------------------------------------------------------------------- helpers
 
     def _record(self, request_id, parts):
-        """The server has the request, and it goes on: a trace that cannot be written must not hide that."""
+        """Lets no trace that cannot be written hide that the server has the request, and that it goes on."""
         try:
             self._recorder.write_parts(parts)
-        except (OSError, ValueError) as error:
-            warnings.warn(f"request {request_id} was accepted, and the recorder could not write it: {error}", RuntimeWarning,
-                          stacklevel=3)
+        except Exception as error:  # whatever a recorder of the user's own raises
+            warnings.warn(f"request {request_id} was accepted, and the recorder could not write it: {type(error).__name__}: {error}",
+                          RuntimeWarning, stacklevel=3)
 
     def _model(self, deadline):
         return _tries.run(self._ask_for_model(deadline, self._stub))
@@ -255,12 +259,11 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
                               error.retry_after_s) from None
 
     def _noting_loss(self, call, lost):
-        """The call's answer. A try whose answer never came is added to `lost`: it may have been done. A server that starts or
-        recovers has done nothing."""
+        """The call's answer. A try whose answer never came is added to `lost` where it may have been done."""
         try:
             return call()
         except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.UNAVAILABLE and self._connection.explain(error).reason not in errors.LOADING:
+            if error.code() == grpc.StatusCode.UNAVAILABLE and self._connection.may_be_done(error):
                 lost.append(error)
             raise
 

@@ -15,6 +15,40 @@ from fake_server import FakeServer, abort
 from waiting_test import ACCEPTED, unavailable
 
 
+@pytest.mark.parametrize("options, says", [
+    ({"retries": None}, "retries is None: pass a whole number from 0 on"), ({"retries": "3"}, "retries is '3': pass a whole number"),
+    ({"retries": -1}, "retries is -1: pass a whole number"), ({"retries": 2.0}, "retries is 2.0: pass a whole number"),
+    ({"retries": True}, "retries is True: pass a whole number"),
+    ({"connect_timeout_s": None}, "connect_timeout_s is None: pass seconds, a number from 0 on"),
+    ({"connect_timeout_s": "1"}, "connect_timeout_s is '1': pass seconds"),
+    ({"recovery_timeout_s": None}, "recovery_timeout_s is None: pass seconds"),
+    ({"recovery_timeout_s": math.nan}, "recovery_timeout_s is nan: pass seconds"),
+    ({"retry_delay_s": -0.1}, "retry_delay_s is -0.1: pass seconds"), ({"retry_delay_s": True}, "retry_delay_s is True: pass seconds"),
+    ({"follow_lineage": "no"}, "follow_lineage is 'no': pass True or False"),
+    ({"recorder": "trace.jsonl"}, r"recorder is 'trace.jsonl', which has no write_parts\(parts\): pass a stemma.trace.TraceWriter")])
+def test_an_option_that_cannot_be_followed_is_refused_when_the_client_is_made(options, says):
+    with pytest.raises(ValueError, match=f"^{says}"):
+        stemma.Client("127.0.0.1:1", **options)
+
+
+def test_options_of_numpy_and_without_an_end_are_taken():
+    options = dict(retries=numpy.int64(1), retry_delay_s=numpy.float32(0.01), connect_timeout_s=math.inf,
+                   recovery_timeout_s=math.inf, follow_lineage=numpy.True_)
+    with FakeServer({"GetModel": lambda *_: Model(lineage="L1")}) as server, stemma.Client(server.address, **options) as client:
+        assert client.model()["lineage"] == "L1"
+
+
+@pytest.mark.parametrize("error", [TypeError("write_parts() takes one argument"), RuntimeError("full"), KeyError("x"), OSError("disk")])
+def test_whatever_a_recorder_raises_hides_no_accepted_request(error):
+    class Recorder:
+        def write_parts(self, parts):
+            raise error
+
+    with FakeServer(ACCEPTED) as server, stemma.Client(server.address, recorder=Recorder()) as client:
+        with pytest.warns(RuntimeWarning, match=f"request r was accepted, and the recorder could not write it: {type(error).__name__}"):
+            assert update(client, wait=False, request_id="r").request_id == "r"
+
+
 # Timeouts.
 
 CALLS = {
