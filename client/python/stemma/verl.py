@@ -66,6 +66,9 @@ def padded_log_probs(log_probs, data):
     log_probs   {rollout_id: RolloutLogProbs}
     data        the DataProto that the groups came from
     """
+    if log_probs is None:
+        raise ValueError("log_probs is None: the update did not ask for them (return_log_probs=True), or they are no longer kept, as "
+                         "the result's warnings then say; stemma.verl.log_probs computes new ones")
     return _padded(log_probs, data, "log_probs")
 
 

@@ -6,6 +6,7 @@ import warnings
 import grpc
 import pytest
 import stemma
+from stemma import verl
 
 from client_test import GROUPS, finished, results_stream, run, status, update
 from fake_server import abort
@@ -55,6 +56,11 @@ def test_any_other_failure_to_read_log_probs_is_an_error(call):
         run({**DONE, "ReadResults": refuse}, call)
     with pytest.raises(stemma.StemmaError, match="REQUEST_ID_EXPIRED"):
         run({"ReadResults": expired}, lambda c: c.read_log_probs("r"))
+
+
+def test_log_probs_that_are_gone_cannot_be_padded():
+    with pytest.raises(ValueError, match=r"^log_probs is None: the update did not ask for them \(return_log_probs=True\), or they are no"):
+        verl.padded_log_probs(None, data=None)
 
 
 def test_log_probs_that_are_kept_come_without_a_warning():
