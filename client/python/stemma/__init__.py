@@ -2,6 +2,7 @@
 
 from . import trace
 from ._bound import Bound, bound
+from ._export_calls import Export
 from .client import Client, Future
 from .config import (AdamW, LossConfig, adamw, cispo, constant, cosine, cross_entropy, dapo, dr_grpo, grpo, gspo,
                      importance_sampling, linear, reinforce)
@@ -10,7 +11,7 @@ from .groups import Group, Rollout
 from .local import LocalServer
 from .results import Checkpoint, LoadedCheckpoint, RolloutLogProbs, StepResult, UpdateResult
 
-__all__ = ["AdamW", "Bound", "Checkpoint", "Client", "Future", "Group", "LineageLostError", "LoadedCheckpoint",
+__all__ = ["AdamW", "Bound", "Checkpoint", "Client", "Export", "Future", "Group", "LineageLostError", "LoadedCheckpoint",
            "LocalServer", "LossConfig", "RequestInterrupted", "Rollout", "RolloutLogProbs", "StemmaError",
            "StepResult", "UpdateResult", "adamw", "bound", "cispo", "constant", "cosine", "cross_entropy", "dapo",
            "dr_grpo", "grpo", "gspo", "importance_sampling", "linear", "reinforce", "trace"]

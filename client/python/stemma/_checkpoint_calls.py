@@ -3,9 +3,8 @@
 import re
 import time
 
-import grpc
-
 from . import _proto, config, errors, results
+from ._tries import in_time, is_over, timed_out
 
 _CLIENT_STATE_BYTES_MAX = 1 << 20
 
@@ -13,7 +12,7 @@ _CLIENT_STATE_BYTES_MAX = 1 << 20
 class CheckpointCalls:
     """What Client inherits; its retries, its lineage and its stub are Client's."""
 
-    def save_checkpoint(self, name=None, *, pinned=False, client_state=b""):
+    def save_checkpoint(self, name=None, *, pinned=False, client_state=b"", timeout_s=None):
         """Saves the training state, after the requests that were accepted before; returns a Checkpoint once it is whole on
         the server's disk and was read back. Requests that come meanwhile do not wait for that.
 
@@ -25,44 +24,46 @@ class CheckpointCalls:
         name          a name that no checkpoint has, no path; None: step-00000120, after the step
         pinned        whether it stays until it is deleted by name; else the newest few are kept
         client_state  bytes that load_checkpoint gives back, at most 1 MiB: where your data loader stands
+        timeout_s     how long to wait for it; TimeoutError after it. The server may go on and save it: list_checkpoints says.
+                      None: as long as it takes
         """
         if not isinstance(client_state, bytes) or len(client_state) > _CLIENT_STATE_BYTES_MAX:
             raise ValueError(f"client_state must be bytes, at most {_CLIENT_STATE_BYTES_MAX} of them")
         request = _proto.SaveCheckpointRequest(name="" if name is None else config.checked_text("name", name),
                                                pinned=config.checked_truth("pinned", pinned), client_state=client_state)
         self._pin(request)
-        lost = []
+        what = f"the save of a checkpoint{f' {name!r}' if name else ''}, which may go on at the server"
+        with in_time(timeout_s, what) as deadline:
+            lost, give_up = [], time.monotonic() + self._recovery_timeout_s
+            while True:
+                try:
+                    return self._retrying(lambda timeout=None: self._saved(request, lost, timeout, deadline), deadline)
+                except errors.StemmaError as error:
+                    if error.reason != "CHECKPOINT_EXISTS" or not lost:
+                        raise
+                    if saved := self._saved_before(request, deadline):
+                        return saved
+                    listed = any(known.name == request.name for known in self._checkpoints(deadline))
+                    if listed or time.monotonic() >= give_up:
+                        raise
+                    if is_over(deadline):
+                        raise timed_out(what, timeout_s, error) from error
+                time.sleep(self._retry_delay_s)  # it is being written, or that has failed just now
 
-        def save():
-            if lost and not request.name and (saved := self._saved_before(request)):
-                return saved  # by its next name the server would save it twice
-            reply = self._noting_loss(lambda: self._stub.SaveCheckpoint(request), lost)
-            self._saw(reply.lineage, reply.step)
-            return results.checkpoint(reply)
-
-        give_up = time.monotonic() + self._recovery_timeout_s
-        while True:
-            try:
-                return self._retrying(save)
-            except errors.StemmaError as error:
-                if error.reason != "CHECKPOINT_EXISTS" or not lost:
-                    raise
-                if saved := self._saved_before(request):
-                    return saved
-                listed = any(known.name == request.name for known in self.list_checkpoints())
-                if listed or time.monotonic() >= give_up:
-                    raise
-            time.sleep(self._retry_delay_s)  # it is being written, or that has failed just now
-
-    def load_checkpoint(self, name=None):
+    def load_checkpoint(self, name=None, *, timeout_s=None):
         """Makes a checkpoint's state the model's, after the requests that were accepted before; returns a LoadedCheckpoint.
         Steps after it are given up, and their requests answer ROLLED_BACK. The next call waits until workers have loaded it.
 
-        name  the checkpoint's; None: the newest one of the model's lineage
+        name        the checkpoint's; None: the newest one of the model's lineage
+        timeout_s   how long to wait for it; TimeoutError after it. A load that still waits for requests is given up then. One
+                    that was made stays, and as this client did not hear of it, its next call is a LineageLostError. None: as
+                    long as it takes
         """
         request = _proto.LoadCheckpointRequest(name="" if name is None else config.checked_text("name", name))
         self._pin(request)
-        reply = self._retrying(lambda: self._stub.LoadCheckpoint(request))
+        with in_time(timeout_s, f"the load of {f'checkpoint {name!r}' if name else 'the newest checkpoint'}, which may have been made; "
+                     "the model's lineage says") as deadline:
+            reply = self._retrying(lambda timeout=None: self._stub.LoadCheckpoint(request, timeout=timeout), deadline)
         with self._lineage_lock:  # what was asked for is no loss
             self._lineage, self._step = reply.lineage, reply.step
         return results.LoadedCheckpoint(checkpoint=results.checkpoint(reply.checkpoint), client_state=reply.client_state,
@@ -70,8 +71,7 @@ class CheckpointCalls:
 
     def list_checkpoints(self):
         """The checkpoints that the server has, oldest first, as a list of Checkpoint."""
-        reply = self._retrying(lambda: self._stub.ListCheckpoints(_proto.ListCheckpointsRequest()))
-        return [results.checkpoint(known) for known in reply.checkpoints]
+        return self._checkpoints(None)
 
     def verify_checkpoint(self, name):
         """Reads every byte of a checkpoint; returns a Checkpoint, whose `damage` says what is wrong with it.
@@ -97,28 +97,32 @@ class CheckpointCalls:
 
         name  the checkpoint's
         """
-        lost = []  # the tries whose answer never came: one of them may have removed it
-
-        def delete():
-            try:
-                return self._stub.DeleteCheckpoint(_proto.DeleteCheckpointRequest(name=config.checked_text("name", name)))
-            except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.UNAVAILABLE:
-                    lost.append(error)
-                raise
-
+        request, lost = _proto.DeleteCheckpointRequest(name=config.checked_text("name", name)), []
         try:
-            self._retrying(delete)
+            self._retrying(lambda: self._noting_loss(lambda: self._stub.DeleteCheckpoint(request), lost))
         except errors.StemmaError as error:
-            if error.reason != "NOT_FOUND" or not lost:
+            if error.reason != "NOT_FOUND" or not lost:  # a try whose answer was lost has removed it
                 raise
 
-    def _saved_before(self, request):
+    def _checkpoints(self, deadline):
+        request = _proto.ListCheckpointsRequest()
+        reply = self._retrying(lambda timeout=None: self._stub.ListCheckpoints(request, timeout=timeout), deadline)
+        return [results.checkpoint(known) for known in reply.checkpoints]
+
+    def _saved(self, request, lost, timeout, deadline):
+        """Makes one try."""
+        if lost and not request.name and (saved := self._saved_before(request, deadline)):
+            return saved  # by its next name the server would save it twice
+        reply = self._noting_loss(lambda: self._stub.SaveCheckpoint(request, timeout=timeout), lost)
+        self._saw(reply.lineage, reply.step)
+        return results.checkpoint(reply)
+
+    def _saved_before(self, request, deadline):
         """The checkpoint that a try of the same save left, or None where that cannot be told."""
-        model = self._retrying(lambda: self._stub.GetModel(_proto.GetModelRequest()))
+        model = self._model(deadline)
         names = re.compile(re.escape(request.name) if request.name else rf"step-{model.step:08d}(-\d+)?")
         wanted = (model.lineage, model.step, request.pinned, len(request.client_state))
-        for known in reversed(self.list_checkpoints()):
+        for known in reversed(self._checkpoints(deadline)):
             same = (known.lineage, known.step, known.pinned, known.client_state_bytes) == wanted
             if same and names.fullmatch(known.name) and not known.damage:
                 self._saw(known.lineage, known.step)

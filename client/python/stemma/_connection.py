@@ -28,6 +28,7 @@ _RESOLVERS = ("dns:", "ipv4:", "ipv6:")    # gRPC's names of how a host is looke
 _CAUSES = (
     ("Connection refused", "connection refused: no process listens there"),
     ("DNS resolution failed", "the host name is not known"),
+    ("errors resolving", "the host name is not known"),
     ("Name or service not known", "the host name is not known"),
     ("Misformatted domain name", "the host name is not one"),
     ("No such file or directory", "there is no such socket file"),
@@ -43,6 +44,8 @@ _CAUSES = (
     ("Socket closed", "the connection was closed"),
     ("GOAWAY", "the connection was closed"),
 )
+# Those of a call that had no connection to be sent on.
+_UNSENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving")
 
 
 class Connection:
@@ -87,6 +90,11 @@ class Connection:
             error.code().name, "", f"the connection to the server at {self.address} was lost ({_cause(error.details())}) and "
             "tries to reach it again failed: look whether it runs, and at its log. A request may have been accepted: send it "
             "again with the same request_id, it is never applied twice")
+
+    def may_be_done(self, error):
+        """Whether a call that was UNAVAILABLE may have been done all the same: a connection carried it, and no server said that it
+        starts or recovers."""
+        return self.explain(error).reason not in errors.LOADING and not any(part in (error.details() or "") for part in _UNSENT)
 
     def close(self):
         """Ends calls under way. Lets one that looks for a server stop first: gRPC's own thread that looks would fail aloud."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import warnings
 
 from . import _proto, _tries, errors, results
 from ._stub import CancellableStub
@@ -21,7 +22,7 @@ _FINAL = ("DONE", "FAILED", "CANCELLED", "ROLLED_BACK")
 
 class Future:
     """A request under way: what submit and attach return. `await future` gives its result in a coroutine, where result()
-    would hold the event loop."""
+    would hold the event loop; asyncio.ensure_future(future) makes the task that asyncio.wait takes."""
 
     def __init__(self, client, status, return_log_probs, cancel_on_interrupt=False):
         self._client, self._status, self._return_log_probs = client, status, return_log_probs
@@ -40,17 +41,18 @@ class Future:
     def done(self):
         """Whether the request is final. Asks the server, without waiting."""
         if not self._is_final():
-            self._status = _tries.run(self._poll(0))
+            self._heard(_tries.run(self._poll(0)))
         return self._is_final()
 
     def cancel(self):
         """Ends the request between two optimizer steps; a step that was committed stays. True if it was in time."""
-        self._status = self._client._cancel(self.request_id)
+        self._heard(self._client._cancel(self.request_id))
         return self.status["state"] == "CANCELLED"
 
     def result(self, timeout_s=None):
         """The UpdateResult. Raises StemmaError when the request failed or was cancelled, TimeoutError when it is not
-        final in time (it goes on; ask again), RequestInterrupted on Ctrl-C.
+        final in time (it goes on; ask again), RequestInterrupted on Ctrl-C. Where the steps are applied and the log-probs of
+        return_log_probs are no longer kept, it comes without them, with a warning.
 
         timeout_s   how long to wait for it, and for the log-probs of return_log_probs. 0: ask once; None: until the
                     request is final
@@ -61,12 +63,12 @@ class Future:
         with interruptible(self._client, self.request_id, self._cancel_on_interrupt):
             with self._in_time(timeout_s, deadline):
                 while not self._is_final():
-                    self._status = _tries.run(self._poll(int(min(_POLL_MS, left_s(deadline) * 1000)), deadline))
+                    self._heard(_tries.run(self._poll(int(min(_POLL_MS, left_s(deadline) * 1000)), deadline)))
                     if not self._is_final() and is_over(deadline):
                         raise TimeoutError(f"request {self.request_id} is {self.status['state']} after {timeout_s} s; it goes on")
             result = self._outcome()
             if self._return_log_probs:
-                with self._in_time(timeout_s, deadline):
+                with self._in_time(timeout_s, deadline), _kept_or_not(result):
                     result.log_probs = _tries.run(self._client._read_log_probs(self.request_id, deadline))
             return result
 
@@ -101,7 +103,7 @@ class Future:
         stub, told = CancellableStub(self._client._stub, _ASYNC_ANSWER_S), False
         while not self._is_final():
             try:
-                self._status = await _tries.run_in_threads(self._poll(_ASYNC_POLL_MS, stub=stub), stub.cancel)
+                self._heard(await _tries.run_in_threads(self._poll(_ASYNC_POLL_MS, stub=stub), stub.cancel))
                 stub.answer_s = _ASYNC_ANSWER_S
             except errors.StemmaError as error:
                 if error.code != "DEADLINE_EXCEEDED":  # of a server that is gone, gRPC's pings tell
@@ -114,9 +116,15 @@ class Future:
         result = self._outcome()
         if self._return_log_probs:
             stub.answer_s = _ASYNC_ANSWER_MAX_S  # what does not come is an error here
-            result.log_probs = await _tries.run_in_threads(
-                self._client._read_log_probs(self.request_id, stub=stub), stub.cancel)
+            with _kept_or_not(result):
+                result.log_probs = await _tries.run_in_threads(
+                    self._client._read_log_probs(self.request_id, stub=stub), stub.cancel)
         return result
+
+    def _heard(self, status):
+        """Keeps the status. Only the answer to what sent the request says `replayed`."""
+        status.replayed = status.replayed or self._status.replayed
+        self._status = status
 
     def _is_final(self):
         return self.status["state"] in _FINAL and not self._waits_for_next_server()
@@ -149,6 +157,21 @@ class Future:
         for step in result.steps[-1:]:
             self._client._saw(self._status.lineage, step.step)
         return result
+
+
+@contextlib.contextmanager
+def _kept_or_not(result):
+    """Lets a result go without log-probs that are no longer kept: an error would hide that its steps are applied, and who sends
+    them again under another id trains twice."""
+    try:
+        yield
+    except errors.StemmaError as error:
+        if error.reason != "REQUEST_ID_EXPIRED":
+            raise
+        text = (f"request {result.request_id} is DONE, and what its steps applied stays: do not send it again. Only its log-probs "
+                f"are gone ({error.message})")
+        result.warnings.append(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=5)  # whoever called result() or update_actor()
 
 
 @contextlib.contextmanager

@@ -7,9 +7,12 @@ recovers.
 """
 
 import asyncio
+import contextlib
 import math
 import numbers
 import time
+
+from . import errors
 
 # A longer timeout is none: gRPC counts a deadline in nanoseconds since 1970, in 64 bits, and one beyond them (7e9 s from now)
 # is over at once.
@@ -52,9 +55,40 @@ def deadline_of(timeout_s):
     """The time of time.monotonic() at which it is over; None: never."""
     if timeout_s is None:
         return None
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, numbers.Real) or not timeout_s >= 0:
+    if not _is_seconds(timeout_s):
         raise ValueError(f"timeout_s is {timeout_s!r}: pass seconds, or None to wait as long as it takes")
     return None if timeout_s > _TIMEOUT_MAX_S else time.monotonic() + float(timeout_s)
+
+
+def checked_s(name, seconds):
+    """The seconds, which an argument that cannot be left open takes."""
+    if not _is_seconds(seconds):
+        raise ValueError(f"{name} is {seconds!r:.60}: pass seconds, a number from 0 on")
+    return seconds
+
+
+def _is_seconds(value):
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and value >= 0
+
+
+@contextlib.contextmanager
+def in_time(timeout_s, what):
+    """Yields the deadline. Turns a call that nobody answered by then into a TimeoutError.
+
+    what    what was asked for, and what becomes of it now: "export 'a', which goes on at the server"
+    """
+    deadline = deadline_of(timeout_s)
+    try:
+        yield deadline
+    except errors.StemmaError as error:
+        if not ran_out(error, deadline):
+            raise
+        raise timed_out(what, timeout_s, error) from error
+
+
+def timed_out(what, timeout_s, error):
+    """The TimeoutError of in_time."""
+    return TimeoutError(f"there was no answer in {timeout_s} s to {what} ({error.message})")
 
 
 def left_s(deadline):

@@ -16,20 +16,20 @@ Thread safety: a Client may be shared; each Future belongs to one thread at a ti
 import logging
 import threading
 import time
-import uuid
 import warnings
 
 import grpc
 
-from . import _api_names, _proto, _tries, config, errors, results
+from . import _api_names, _proto, _tries, config, errors
 from ._checkpoint_calls import CheckpointCalls
 from ._connection import Connection
 from ._export_calls import ExportCalls
 from ._future import Future, interruptible
+from ._log_prob_calls import LogProbCalls
 from ._stub import TrainingStub
-from ._tries import deadline_of, is_over, left_s, ran_out
+from ._tries import checked_s, deadline_of, in_time, is_over, left_s, ran_out
 from ._update import update_parts
-from .groups import as_list, name_uids, parts as encode
+from .groups import as_list, name_uids
 
 _LOG = logging.getLogger("stemma")
 _CANCEL_S = 5.0
@@ -38,7 +38,7 @@ _RETRY_DELAY_MAX_S = 5.0
 _TRIES_UNTOLD = 3       # a second and a half, as a restart takes: the log speaks of longer ones
 
 
-class Client(CheckpointCalls, ExportCalls):
+class Client(LogProbCalls, CheckpointCalls, ExportCalls):
     """A connection to one server. Close it, or use it in a `with`."""
 
     def __init__(self, address, retries=60, retry_delay_s=0.2, recorder=None, connect_timeout_s=1.5,
@@ -50,18 +50,22 @@ class Client(CheckpointCalls, ExportCalls):
                         about five minutes, in which a pod has come back on another machine. 0: never, whatever the server
                         says
         retry_delay_s   the first pause between two tries; it doubles up to 5 s
-        recorder        a stemma.trace.TraceWriter that keeps every update request sent
+        recorder        a stemma.trace.TraceWriter that keeps every update request sent, or what has its write_parts(parts); where
+                        that raises, a warning says so, and the request goes on
         connect_timeout_s   how long the first call waits for a server before it says that there is none
         follow_lineage  go on with whatever weights the server has, also after those trained so far are lost
         recovery_timeout_s  how long a call waits for a server that starts or recovers: that loads its model, computes its
                         steps again, or waits for workers. Such answers use up no retries; the log says what is waited for
         """
-        self._connection = Connection(address, connect_timeout_s)
-        self._stub = TrainingStub(self._connection.channel)
-        self._retries, self._retry_delay_s = retries, retry_delay_s
+        self._retries = config.whole("retries", retries)
+        self._retry_delay_s = checked_s("retry_delay_s", retry_delay_s)
+        self._recovery_timeout_s = checked_s("recovery_timeout_s", recovery_timeout_s)
+        self._follow_lineage = config.checked_truth("follow_lineage", follow_lineage)
+        if recorder is not None and not callable(getattr(recorder, "write_parts", None)):
+            raise ValueError(f"recorder is {recorder!r:.60}, which has no write_parts(parts): pass a stemma.trace.TraceWriter, or None")
         self._recorder = recorder
-        self._follow_lineage = follow_lineage
-        self._recovery_timeout_s = recovery_timeout_s
+        self._connection = Connection(address, checked_s("connect_timeout_s", connect_timeout_s))
+        self._stub = TrainingStub(self._connection.channel)
         self._lineage, self._step = None, None  # those that _saw keeps
         self._lineage_lock = threading.Lock()
 
@@ -122,7 +126,8 @@ class Client(CheckpointCalls, ExportCalls):
         expected_step   refuse unless the model is at this step
         schedule    "auto", "reuse", "dense"; None: the server's
         on_nonfinite    "abort" (default) or "skip": what becomes of a step whose gradient is not finite
-        return_log_probs    the result's log_probs are those of the first epoch
+        return_log_probs    the result has log_probs, those of the first epoch: each mini-batch's under the weights that its step
+                    began with. Those of the weights before the request, for several steps: log_probs, called before
         trace_step  the step of this request, from 0, of which every worker records what it does when: `trace` of its
                     StepResult. None: nothing is recorded
         cancel_on_interrupt     Ctrl-C, or cancelling a task that awaits the Future, cancels the request at the server;
@@ -131,8 +136,8 @@ class Client(CheckpointCalls, ExportCalls):
                     recovery_timeout_s say
         """
         deadline, groups = deadline_of(timeout_s), as_list(groups)
-        parts = update_parts(groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, request=_without_none({
-            "request_id": _new_id() if request_id is None else config.checked_text("request_id", request_id),
+        parts = update_parts(groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, request=config.without_none({
+            "request_id": config.new_id() if request_id is None else config.checked_text("request_id", request_id),
             "expected_step": expected_step, "schedule": schedule, "on_nonfinite": on_nonfinite, "wait_ms": 0
         }), return_log_probs=return_log_probs, trace_step=trace_step)
         request = parts[0].update.request
@@ -152,55 +157,37 @@ class Client(CheckpointCalls, ExportCalls):
         return Future(self, status, return_log_probs, cancel_on_interrupt)
 
     def plan(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
-             seed=None, schedule=None):
+             seed=None, schedule=None, timeout_s=None):
         """What submit would run, as a dict: waves, tokens, FLOPs, bytes. Nothing is computed and no id is used.
 
         groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, schedule   as in submit
+        timeout_s   how long to wait for it; TimeoutError after it, and the server plans no further. None: as long as it takes
         """
         groups = as_list(groups)
-        parts = update_parts(groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, request=_without_none({
-            "request_id": _new_id(), "schedule": schedule, "validate_only": True}))
-        return _proto.to_dict(self._sent(parts, groups, lambda: self._stub.UpdateActor(iter(parts))).plan)
-
-    def log_probs(self, groups, temperature=1.0, entropy=False, weights="policy", schedule=None):
-        """{rollout_id: RolloutLogProbs} of the responses under the current weights, or a checkpoint's. An empty response has no
-        entry.
-
-        groups      as in submit; only tokens are read
-        temperature     divides the logits. For log-probs that an update is to read as old or reference ones: the same as its
-                        loss's `temperature`, else every ratio is wrong
-        entropy     whether entropies come too
-        weights     "policy", or the name of a checkpoint
-        schedule    "auto", "reuse", "dense"; None: the server's
-        """
-        header = config.fill_message(_proto.LogProbHeader(), {
-            "request": _without_none({"request_id": _new_id(), "schedule": schedule}),
-            "weights": weights, "temperature": temperature, "entropy": entropy})
-        self._pin(header.request)
-        groups = as_list(groups)
-        parts = encode("log_prob", header, groups)
-        out = self._sent(parts, groups, lambda: results.log_probs(self._stub.ComputeLogProb(iter(parts))))
-        for lineage in {rollout.lineage for rollout in out.values()}:
-            self._saw(lineage)
-        return out
-
-    def read_log_probs(self, request_id):
-        """{rollout_id: RolloutLogProbs} of a finished request that was sent with return_log_probs. A rollout without an unmasked
-        token has no entry.
-
-        request_id  the request's
-        """
-        return _tries.run(self._read_log_probs(request_id))
+        parts = update_parts(groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, request=config.without_none({
+            "request_id": config.new_id(), "schedule": schedule, "validate_only": True}))
+        with in_time(timeout_s, "a plan") as deadline:
+            status = self._sent(parts, groups, lambda timeout=None: self._stub.UpdateActor(iter(parts), timeout=timeout), deadline)
+        return _proto.to_dict(status.plan)
 
     # ------------------------------------------------------------------------------------------------------ small calls
 
-    def info(self):
-        """Versions, loss modes, the run configuration in force."""
-        return _proto.to_dict(self._retrying(lambda: self._stub.GetServerInfo(_proto.GetServerInfoRequest())))
+    def info(self, *, timeout_s=None):
+        """Versions, loss modes, the run configuration in force.
 
-    def model(self):
-        """The model's state, step, weight version, lineage, sizes."""
-        reply = self._retrying(lambda: self._stub.GetModel(_proto.GetModelRequest()))
+        timeout_s   how long to wait for it; TimeoutError after it. None: as long as it takes
+        """
+        request = _proto.GetServerInfoRequest()
+        with in_time(timeout_s, "a question for the server's configuration") as deadline:
+            return _proto.to_dict(self._retrying(lambda timeout=None: self._stub.GetServerInfo(request, timeout=timeout), deadline))
+
+    def model(self, *, timeout_s=None):
+        """The model's state, step, weight version, lineage, sizes.
+
+        timeout_s   how long to wait for it; TimeoutError after it. None: as long as it takes
+        """
+        with in_time(timeout_s, "a question for the model's state") as deadline:
+            reply = self._model(deadline)
         self._saw(reply.lineage, reply.step)
         return _proto.to_dict(reply)
 
@@ -222,25 +209,26 @@ class Client(CheckpointCalls, ExportCalls):
     # --------------------------------------------------------------------------------------------------------- helpers
 
     def _record(self, request_id, parts):
-        """The server has the request, and it goes on: a trace that cannot be written must not hide that."""
+        """Lets no trace that cannot be written hide that the server has the request, and that it goes on."""
         try:
             self._recorder.write_parts(parts)
-        except (OSError, ValueError) as error:
-            warnings.warn(f"request {request_id} was accepted, and the recorder could not write it: {error}", RuntimeWarning,
-                          stacklevel=3)
+        except Exception as error:  # whatever a recorder of the user's own raises
+            warnings.warn(f"request {request_id} was accepted, and the recorder could not write it: {type(error).__name__}: {error}",
+                          RuntimeWarning, stacklevel=3)
+
+    def _model(self, deadline):
+        return _tries.run(self._ask_for_model(deadline, self._stub))
+
+    def _ask_for_model(self, deadline, stub):
+        """Yields as _steps."""
+        request = _proto.GetModelRequest()
+        return self._steps(lambda timeout=None: stub.GetModel(request, timeout=timeout), deadline)
 
     def _get_request(self, request_id, wait_ms, lineage=None, deadline=None, stub=None):
         """Yields as _steps. stub: makes the calls; None: this client's."""
         stub = stub or self._stub
         request = _proto.GetRequestRequest(request_id=config.checked_text("request_id", request_id), wait_ms=wait_ms)
         return self._about(request_id, lambda timeout=None: stub.GetRequest(request, timeout=timeout), lineage, deadline, stub)
-
-    def _read_log_probs(self, request_id, deadline=None, stub=None):
-        """Yields as _steps. stub: makes the calls; None: this client's."""
-        stub = stub or self._stub
-        request = _proto.ReadResultsRequest(request_id=config.checked_text("request_id", request_id))
-        return self._about(request_id, lambda timeout=None: results.log_probs(stub.ReadResults(request, timeout=timeout)),
-                           deadline=deadline, stub=stub)
 
     def _cancel(self, request_id):
         request = _proto.CancelRequestRequest(request_id=request_id)
@@ -271,12 +259,11 @@ class Client(CheckpointCalls, ExportCalls):
                               error.retry_after_s) from None
 
     def _noting_loss(self, call, lost):
-        """The call's answer. A try whose answer never came is added to `lost`: it may have been done. A server that starts or
-        recovers has done nothing."""
+        """The call's answer. A try whose answer never came is added to `lost` where it may have been done."""
         try:
             return call()
         except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.UNAVAILABLE and self._connection.explain(error).reason not in errors.LOADING:
+            if error.code() == grpc.StatusCode.UNAVAILABLE and self._connection.may_be_done(error):
                 lost.append(error)
             raise
 
@@ -348,18 +335,9 @@ class Client(CheckpointCalls, ExportCalls):
 
     def _check_same_server(self, request_id, lineage, deadline, stub):
         """Yields as _steps."""
-        request = _proto.GetModelRequest()
-        now = yield from self._steps(lambda timeout=None: stub.GetModel(request, timeout=timeout), deadline)
+        now = yield from self._ask_for_model(deadline, stub)
         if now.lineage != lineage:
             raise self._explained(errors.LineageLostError(
                 "ABORTED", "LINEAGE_MISMATCH", f"the server does not know request {request_id}, and lineage {lineage} is gone "
                 f"(was it started again?); the model is at step {now.step} of lineage {now.lineage}",
                 metadata={"lineage": now.lineage, "step": str(now.step), "lost_lineage": lineage}))
-
-
-def _without_none(fields):
-    return {k: v for k, v in fields.items() if v is not None}
-
-
-def _new_id():
-    return f"py-{uuid.uuid4()}"

@@ -9,6 +9,7 @@ import math
 import numbers
 import operator
 import sys
+import uuid
 from typing import Optional
 
 from . import _arrays, _proto
@@ -174,7 +175,7 @@ def constant(learning_rate, warmup_steps=0):
     warmup_steps    steps of a linear rise; the first of them has 1/warmup_steps of the rate
     """
     _check_schedule(learning_rate, warmup_steps)
-    return lambda step: learning_rate * _warmup(_whole("step", step), warmup_steps)
+    return lambda step: learning_rate * _warmup(whole("step", step), warmup_steps)
 
 
 def linear(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
@@ -202,13 +203,13 @@ def cosine(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
 
 def _decaying(learning_rate, total_steps, warmup_steps, min_lr_ratio, shape):
     _check_schedule(learning_rate, warmup_steps)
-    if _whole("total_steps", total_steps, 1) < warmup_steps:
+    if whole("total_steps", total_steps, 1) < warmup_steps:
         raise ValueError(f"warmup_steps is {warmup_steps}, beyond total_steps, {total_steps}: pass at most that")
     if not _is_number(min_lr_ratio) or not 0 <= min_lr_ratio <= 1:
         raise ValueError(f"min_lr_ratio is {_arrays.shown(min_lr_ratio)}: pass a number from 0 to 1")
 
     def at(step):
-        if _whole("step", step) < warmup_steps:
+        if whole("step", step) < warmup_steps:
             return learning_rate * _warmup(step, warmup_steps)
         done = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
         return learning_rate * (min_lr_ratio + (1.0 - min_lr_ratio) * shape(done))
@@ -218,10 +219,10 @@ def _decaying(learning_rate, total_steps, warmup_steps, min_lr_ratio, shape):
 def _check_schedule(learning_rate, warmup_steps):
     if not _is_number(learning_rate) or not 0 <= learning_rate < math.inf:
         raise ValueError(f"learning_rate is {_arrays.shown(learning_rate)}: pass a number, not negative")
-    _whole("warmup_steps", warmup_steps)
+    whole("warmup_steps", warmup_steps)
 
 
-def _whole(name, value, least=0):
+def whole(name, value, least=0):
     """The value, which counts steps."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{name} is {_arrays.shown(value)}: pass a whole number from {least} on")
@@ -241,12 +242,13 @@ def _warmup(step, warmup_steps):
 _SOURCES = {"policy": "WEIGHTS", "client": "CLIENT", "rollout": "ROLLOUT", "on_policy": "ON_POLICY"}
 _CHECKPOINT = "checkpoint:"
 _MODES_WITHOUT_OLD = ("cross_entropy", "gpg")
+_COUNTS = ("ppo_mini_batch_size", "ppo_epochs")  # the server refuses 0 of them
 
 
 def loss_fields(loss):
     """(fields of the loss message, its `old`) of a LossConfig or a dict."""
     if isinstance(loss, dict):
-        fields = _without_none(loss)
+        fields = without_none(loss)
         return fields, fields.pop("old", "auto")
     if isinstance(loss, LossConfig):
         return loss.as_dict(), loss.old
@@ -256,27 +258,29 @@ def loss_fields(loss):
 def adam_fields(adam):
     """Fields of the optimizer's message of an AdamW or a dict."""
     if isinstance(adam, dict):
-        return _without_none(adam)
+        return without_none(adam)
     if isinstance(adam, AdamW):
         return adam.as_dict()
     is_rate = isinstance(adam, float)
     raise ValueError(_refusal("adam", adam, f"adam=stemma.adamw({adam if is_rate else '1e-6'})"))
 
 
-def resolve_old(loss_mode, old, has_old_log_probs, has_rollout_log_probs, num_steps):
+def resolve_old(loss_mode, old, with_old, with_rollout, num_steps):
     """What `old="auto"` means for a request: nothing where the mode reads none, else the log-probs that the rollouts carry,
-    else the policy's own: "on_policy" for one optimizer step, where that is the same and saves a pass, "policy" for more."""
+    else the policy's own: "on_policy" for one optimizer step, where that is the same and saves a pass, "policy" for more.
+    with_old, with_rollout: paths of the first rollouts that carry old_log_probs, rollout_log_probs; None: no rollout does."""
     if old != "auto":
         return old
     if loss_mode in _MODES_WITHOUT_OLD:
         return None
-    if has_old_log_probs and has_rollout_log_probs:
-        raise ValueError("rollouts carry both old_log_probs and rollout_log_probs, and a loss reads one of them: set the other to "
-                         "None in every Rollout (whose ratio, where you correct for the rollout engine by it, goes into "
-                         "rollout_is_weights)")
-    if has_old_log_probs:
+    if with_old and with_rollout:
+        who = f"{with_old} carries both old_log_probs and" if with_old == with_rollout else \
+            f"{with_old} carries old_log_probs and {with_rollout}"
+        raise ValueError(f"{who} rollout_log_probs, and a loss reads one of them: set the other to None in every Rollout (whose "
+                         "ratio, where you correct for the rollout engine by it, goes into rollout_is_weights)")
+    if with_old:
         return "client"
-    if has_rollout_log_probs:
+    if with_rollout:
         return "rollout"
     return "on_policy" if num_steps == 1 else "policy"
 
@@ -307,19 +311,23 @@ def fill_message(message, fields, path="", names=None):
 
 
 def _set_scalar(message, field, value, path):
-    """Numpy scalars and tensors of one element are numbers too."""
+    """Numpy scalars and tensors of one element are numbers too; True and False are none."""
+    is_bool = _is_bool(value)
     try:
+        if is_bool and field.type != field.TYPE_BOOL:
+            raise TypeError
         if field.type == field.TYPE_DOUBLE and not isinstance(value, str):
             value = float(value)
         elif hasattr(value, "__index__") and field.type not in (field.TYPE_BOOL, field.TYPE_STRING):
             value = operator.index(value)
-        elif field.type == field.TYPE_BOOL and type(value).__name__ in ("bool_", "bool"):
+        elif is_bool:
             value = bool(value)
         setattr(message, field.name, value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         number = f"a number of at most {sys.float_info.max:g}" if isinstance(error, OverflowError) else "a number"
+        whole = f"a whole number from {1 if field.name in _COUNTS else 0} to"
         wanted = {field.TYPE_DOUBLE: number, field.TYPE_STRING: "a string", field.TYPE_BOOL: "True or False",
-                  field.TYPE_UINT32: f"a whole number from 0 to {2**32 - 1}", field.TYPE_UINT64: f"a whole number from 0 to {2**64 - 1}"}
+                  field.TYPE_UINT32: f"{whole} {2**32 - 1}", field.TYPE_UINT64: f"{whole} {2**64 - 1}"}
         raise ValueError(f"{path} is {_arrays.shown(value)}: pass {wanted[field.type]}") from None
 
 
@@ -327,13 +335,20 @@ def source(name):
     """LogProbSource fields of "policy" (one pass of the entry weights), "checkpoint:NAME" (one of a checkpoint's),
     "client", "rollout", "on_policy"; a dict in the trace's names is those fields."""
     if isinstance(name, dict):
-        return _without_none(name)
+        return without_none(name)
     if isinstance(name, str) and name.startswith(_CHECKPOINT) and name != _CHECKPOINT:
         return {"from": "WEIGHTS", "weights": name[len(_CHECKPOINT):]}
     if not isinstance(name, str) or name not in _SOURCES:
         known = [*_SOURCES, _CHECKPOINT + "NAME"]
         raise ValueError(f"log-probs come from {name!r:.60}? one of {', '.join(map(repr, known))}, or None")
     return {"from": _SOURCES[name], **({"weights": "policy"} if name == "policy" else {})}
+
+
+def weights(name):
+    """The name of the weights that log-probs are computed under, as the wire has it. A checkpoint may also be named as `old` and
+    `ref` name one."""
+    is_prefixed = isinstance(name, str) and name.startswith(_CHECKPOINT) and name != _CHECKPOINT
+    return name[len(_CHECKPOINT):] if is_prefixed else name
 
 
 def _refusal(name, value, wanted):
@@ -344,7 +359,12 @@ def _refusal(name, value, wanted):
     return f"{name} is {value!r:.60}: pass {wanted}"
 
 
-def _without_none(fields):
+def new_id():
+    """A request_id that nobody had."""
+    return f"py-{uuid.uuid4()}"
+
+
+def without_none(fields):
     return {k: v for k, v in fields.items() if v is not None}
 
 
@@ -357,6 +377,10 @@ def checked_text(name, value):
 
 def checked_truth(name, value):
     """The value as a bool; numpy's is one too."""
-    if type(value).__name__ not in ("bool", "bool_"):
+    if not _is_bool(value):
         raise ValueError(f"{name} is {value!r:.60}: pass True or False")
     return bool(value)
+
+
+def _is_bool(value):
+    return type(value).__name__ in ("bool", "bool_")

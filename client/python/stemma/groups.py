@@ -30,7 +30,8 @@ class _NamedFields:
         super().__setattr__(name, list(value) if hasattr(value, "__next__") else value)
 
 
-@dataclasses.dataclass(repr=False)
+# Neither is compared by its fields: numpy's arrays have no one answer to `==`.
+@dataclasses.dataclass(repr=False, eq=False)
 class Rollout(_NamedFields):
     """One sampled response. A field that the loss never reads is refused by the server, so leave out what is not needed. An
     array has one number for each token. Log-probs are at most 0: one above 0.001 where the mask is 1 is refused, as it is
@@ -75,7 +76,7 @@ class Rollout(_NamedFields):
         return {k: v for k, v in fields.items() if v is not None}
 
 
-@dataclasses.dataclass(repr=False)
+@dataclasses.dataclass(repr=False, eq=False)
 class Group(_NamedFields):
     """One prompt and its rollouts.
 
@@ -133,21 +134,25 @@ def parts(header_name, header, groups, message_bytes_max=MESSAGE_BYTES_MAX, chec
     return out + [end]
 
 
-def any_sent(messages, field):
-    """Whether a rollout of these messages carries the field (an array)."""
-    return any(getattr(rollout, field) for *_, rollout in _rollouts_of(messages))
+def first_with(messages, field):
+    """The path of the first rollout that carries the field (an array); None where none does."""
+    return next((_path(g, r) for g, r, _, rollout in _rollouts_of(messages) if getattr(rollout, field)), None)
 
 
 def first_without(messages, field):
     """The path of the first rollout that has tokens and lacks the field (an array); None where there is none."""
-    return next((f"groups[{g}].rollouts[{r}]" for g, r, _, rollout in _rollouts_of(messages)
+    return next((_path(g, r) for g, r, _, rollout in _rollouts_of(messages)
                  if rollout.response_tokens and not getattr(rollout, field)), None)
+
+
+def _path(group_index, index):
+    return f"groups[{group_index}].rollouts[{index}]"
 
 
 def name_uids(fields, messages):
     """The fields of a refusal, [(path, what)], where those of rollout_ids that were made of a uid, and so are too long, name the
     uid."""
-    made = {f"groups[{g}].rollouts[{r}].rollout_id": (f"groups[{g}].uid", uid) for g, r, uid, rollout in _rollouts_of(messages)
+    made = {f"{_path(g, r)}.rollout_id": (f"groups[{g}].uid", uid) for g, r, uid, rollout in _rollouts_of(messages)
             if rollout.rollout_id == f"{uid}/{r}"}
     out = []
     for path, what in fields:

@@ -126,8 +126,11 @@ class UpdateResult:
     plan        what ran, as a dict: waves, tokens, FLOPs, bytes
     warnings    of the request
     lineage     of the weights that were trained; another one when those are lost
-    replayed    whether this is the stored outcome of an earlier call with this id and payload
-    log_probs   {rollout_id: RolloutLogProbs} with return_log_probs, else None; a rollout without an unmasked token has none
+    replayed    whether an earlier call had sent this id and payload: this is its outcome, whether that was there already or the
+                request was still open. A try of this call's own whose answer was lost counts as one
+    log_probs   {rollout_id: RolloutLogProbs} with return_log_probs; a rollout without an unmasked token has none. None: not asked
+                for, or no longer kept when they were read, as `warnings` then says. The server keeps those of its newest requests
+                in memory, 1 GiB with their traces, until it ends
     """
 
     request_id: str

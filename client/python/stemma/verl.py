@@ -50,7 +50,7 @@ def log_probs(client, data, update, weights="policy", entropy=False):
     client  a stemma.Client
     data    as in groups_for_log_probs: the batch as verl's trainer passes it to compute_log_prob does
     update  of loss_from_config; its loss has the temperature
-    weights     "policy", or the name of a checkpoint, such as one that was saved for the reference
+    weights     "policy", or the name of a checkpoint, such as one that was saved for the reference; as in client.log_probs
     entropy     whether entropies come too
     """
     _check_temperature(data, update)
@@ -66,6 +66,9 @@ def padded_log_probs(log_probs, data):
     log_probs   {rollout_id: RolloutLogProbs}
     data        the DataProto that the groups came from
     """
+    if log_probs is None:
+        raise ValueError("log_probs is None: the update did not ask for them (return_log_probs=True), or they are no longer kept, as "
+                         "the result's warnings then say; stemma.verl.log_probs computes new ones")
     return _padded(log_probs, data, "log_probs")
 
 

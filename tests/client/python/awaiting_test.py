@@ -146,6 +146,16 @@ def awaited(handlers, **options):
             return asyncio.run(run(client))
 
 
+def test_what_wants_a_task_takes_one_of_a_future():
+    async def run(client):
+        task = asyncio.ensure_future(update(client, wait=False, request_id="r"))
+        done, _ = await asyncio.wait([task], timeout=AWAIT_S)
+        return [one.result().request_id for one in done]
+
+    with FakeServer({**ACCEPTED, "GetRequest": lambda *_: finished("r")}) as server, stemma.Client(server.address) as client:
+        assert asyncio.run(run(client)) == ["r"]
+
+
 def answers(*each):
     """A handler that answers one after the other, the last one again and again; and what it was asked."""
     asked = []

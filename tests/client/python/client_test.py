@@ -193,6 +193,23 @@ def test_log_probs_come_back_by_rollout_in_the_dtype_of_the_run():
     assert list(out["g0/1"].log_probs) == [-0.1] and list(out["g0/1"].entropy) == [1.5]
 
 
+def test_a_checkpoint_has_one_name_for_log_probs_and_for_old_and_ref():
+    names = []
+
+    def compute(parts, _):
+        names.append(list(parts)[0].log_prob.weights)
+        return iter(())
+
+    def call(client):
+        for weights in ("start", "checkpoint:start", "policy", "checkpoint:"):
+            client.log_probs(GROUPS, weights=weights)
+        with pytest.raises(ValueError, match="weights is 5: pass a string"):
+            client.log_probs(GROUPS, weights=5)
+
+    run({"ComputeLogProb": compute}, call)
+    assert names == ["start", "start", "policy", "checkpoint:"]
+
+
 def test_an_update_returns_log_probs_when_asked():
     handlers = {"UpdateActor": lambda parts, _: finished(list(parts)[0].update.request.request_id),
                 "ReadResults": results_stream}

@@ -99,7 +99,7 @@ def test_a_schedule_takes_numpys_numbers_and_a_warm_up_that_is_everything():
 
 
 @pytest.mark.parametrize("header, says", [
-    ({"ppo_epochs": 2**40}, r"ppo_epochs is 1099511627776: pass a whole number from 0 to 4294967295"),
+    ({"ppo_epochs": 2**40}, r"ppo_epochs is 1099511627776: pass a whole number from 1 to 4294967295"),
     ({"seed": 2**64}, r"seed is 18446744073709551616: pass a whole number from 0 to 18446744073709551615"),
     ({"seed": -1}, r"seed is -1: pass a whole number from 0 to 18446744073709551615"),
     ({"adam": {"eps": 10**400}}, r"adam.eps is 10{56}\.\.\.: pass a number of at most 1.79769e\+308"),

@@ -176,6 +176,14 @@ def test_an_iterator_is_read_when_the_group_is_made():
     assert (sent.old_log_probs, first[1].group.prompt_tokens) == (struct.pack("<2f", -1, -2), struct.pack("<2i", 1, 2))
 
 
+def test_groups_and_rollouts_of_arrays_can_be_looked_for():
+    """`in`, `==` and sets compared their arrays, and numpy has no one answer to that."""
+    rollouts = [stemma.Rollout(numpy.array([8, 9])) for _ in range(2)]
+    group = stemma.Group("g0", numpy.array([1, 2]), rollouts)
+    assert rollouts[1] in rollouts and rollouts.index(rollouts[1]) == 1 and len({*rollouts, group}) == 3
+    assert group in [stemma.Group("g0", numpy.array([1, 2]), rollouts), group] and group != stemma.Group("g0", [1, 2], rollouts)
+
+
 @pytest.mark.parametrize("have_numpy", [True, False])
 def test_a_log_prob_above_0_is_refused_where_it_counts(have_numpy, monkeypatch):
     if not have_numpy:

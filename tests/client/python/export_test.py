@@ -1,6 +1,10 @@
 """An export whose answer was lost, against a server in this process."""
 
+import copy
+import json
+import os
 import pathlib
+import pickle
 import sys
 
 import grpc
@@ -23,7 +27,7 @@ class Losing:
         self.calls, self._answers, self._reason = 0, list(answers), reason
 
     def export(self, name="a", dtype=None, **options):
-        handlers = {"ExportWeights": self._export, "GetModel": lambda *_: Model(lineage="L1", step=3)}
+        handlers = {"ExportWeights": self._export, "GetModel": lambda *_: Model(lineage="L1", step=3, weight_version=4)}
         with FakeServer(handlers) as server, stemma.Client(server.address, retry_delay_s=0.01, **options) as client:
             return client.export(name, dtype)
 
@@ -33,7 +37,7 @@ class Losing:
             abort(context, grpc.StatusCode.UNAVAILABLE, "gone", self._reason)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if answer is None:
-            return Written(path="/data/exports/b", lineage="L1", step=3)
+            return Written(path="/data/exports/b", lineage="L1", step=3, weight_version=4, bytes=99)
         abort(context, grpc.StatusCode.ALREADY_EXISTS, "there", "EXPORT_EXISTS", metadata=answer)
 
 
@@ -64,3 +68,15 @@ def test_a_clash_without_a_loss_is_never_hidden(reason):
     """None: the first answer comes. A server that starts has written nothing."""
     with pytest.raises(stemma.StemmaError, match="EXPORT_EXISTS"):
         Losing(MINE, reason=reason).export()
+
+
+@pytest.mark.parametrize("answer, path, num_bytes", [(None, "/data/exports/b", 99), (MINE, "/data/exports/a", None)],
+                         ids=["answered", "found again"])
+def test_an_export_is_its_path_and_says_what_was_written(answer, path, num_bytes):
+    """By its step and weight_version one knows which weights a rollout engine has."""
+    export = Losing(answer).export()
+    assert isinstance(export, stemma.Export) and isinstance(export, str) and export == path and os.path.basename(export) == path[-1]
+    assert json.dumps(export) == json.dumps(path) and str(pathlib.Path(export)) == path
+    for same in (export, pickle.loads(pickle.dumps(export)), copy.deepcopy(export)):
+        assert (same, same.step, same.weight_version, same.lineage, same.bytes) == (path, 3, 4, "L1", num_bytes)
+        assert type(same) is stemma.Export

@@ -7,9 +7,10 @@ from stemma import _proto
 
 
 class FakeServer:
-    """handlers: {method name: function(request or iterator, context) -> response or iterator}."""
+    """handlers: {method name: function(request or iterator, context) -> response or iterator}. port: where it listens; 0: a free
+    one."""
 
-    def __init__(self, handlers):
+    def __init__(self, handlers, port=0):
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
         make = {(False, False): grpc.unary_unary_rpc_method_handler, (True, False): grpc.stream_unary_rpc_method_handler,
                 (False, True): grpc.unary_stream_rpc_method_handler, (True, True): grpc.stream_stream_rpc_method_handler}
@@ -18,7 +19,8 @@ class FakeServer:
                 for name, request, response, up, down in _proto.methods("stemma.v1.TrainingService") if name in handlers}
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("stemma.v1.TrainingService", rpcs),))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{self.port}"
 
     def __enter__(self):
         self._server.start()

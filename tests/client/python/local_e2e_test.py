@@ -143,9 +143,10 @@ def test_a_plan_is_made_without_a_step(client):
 def test_an_export_opens_in_transformers(client):
     import transformers
 
-    path = client.export("first")
+    path, model = client.export("first"), client.model()
     assert transformers.AutoModelForCausalLM.from_pretrained(path).config.vocab_size == VOCAB
-    assert client.export("second", dtype="float64") != path
+    assert (path.step, path.weight_version, path.lineage) == (model["step"], model["weight_version"], model["lineage"])
+    assert client.export("second", dtype="float64") != path and client.export("third", dtype="fp64").bytes > path.bytes
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):

@@ -4,6 +4,7 @@ import pathlib
 import sys
 
 import grpc
+import numpy
 import pytest
 import stemma
 from stemma import _proto
@@ -29,9 +30,11 @@ def parts_of(groups, old="auto", ref="auto", loss=None, **options):
 def test_log_probs_that_are_read_come_with_every_rollout_that_has_tokens(old, ref, field):
     with_it, without, empty = (stemma.Rollout([8], **{field: [-1.0]}), stemma.Rollout([8]), stemma.Rollout([]))
     parts_of(groups_of(with_it, empty), old, ref)
-    asked = f'{"ref" if ref else "old"}="{ref or old}"'
-    with pytest.raises(ValueError, match=rf"^groups\[0\].rollouts\[2\] lacks {field}, which {asked} reads: send it with every"):
+    asked, instead = (f'ref="{ref}"', 'ref="checkpoint:NAME"') if ref else (f'old="{old}"', 'old="policy"')
+    with pytest.raises(ValueError) as error:
         parts_of(groups_of(with_it, empty, without), old, ref)
+    assert str(error.value) == (f"groups[0].rollouts[2] lacks {field}, which {asked} reads: send it with every Rollout, or with none "
+                                f"and say {instead}")
 
 
 def test_a_rollout_in_a_further_message_is_found_by_its_place():
@@ -43,7 +46,12 @@ def test_a_rollout_in_a_further_message_is_found_by_its_place():
 
 
 @pytest.mark.parametrize("options, says", [
-    ({"mini_batch": "2"}, "mini_batch is '2': pass a whole number"), ({"epochs": -1}, "epochs is -1: pass a whole number"),
+    ({"mini_batch": "2"}, "mini_batch is '2': pass a whole number from 1 to 18446744073709551615"),
+    ({"epochs": -1}, "epochs is -1: pass a whole number from 1 to 4294967295"),
+    ({"epochs": True}, "epochs is True: pass a whole number from 1"), ({"epochs": False}, "epochs is False: pass a whole number"),
+    ({"mini_batch": True}, "mini_batch is True: pass a whole number"), ({"seed": True}, "seed is True: pass a whole number from 0"),
+    ({"mini_batch": numpy.True_}, "mini_batch is .*True.*: pass a whole number"),
+    ({"loss": stemma.grpo(clip_ratio_low=True)}, "loss.clip_ratio_low is True: pass a number"),
     ({"request": {"schedule": "fast"}}, "schedule: 'fast' is none of AUTO, REUSE, DENSE"),
     ({"request": {"expected_step": 0.5}}, "expected_step is 0.5: pass a whole number"),
     ({"request": {"on_nonfinite": "stop"}}, "on_nonfinite: 'stop' is none of"),
@@ -53,6 +61,17 @@ def test_a_rollout_in_a_further_message_is_found_by_its_place():
 def test_what_is_wrong_is_named_as_the_parameter_is(options, says):
     with pytest.raises(ValueError, match=f"(^|: ){says}"):
         parts_of(groups_of(stemma.Rollout([8], reward=1.0)), **options)
+
+
+OLD, ENGINE = {"old_log_probs": [-1.0]}, {"rollout_log_probs": [-1.0]}
+
+
+@pytest.mark.parametrize("fields, says", [
+    ([{}, {**OLD, **ENGINE}], r"groups\[0\].rollouts\[1\] carries both old_log_probs and rollout_log_probs"),
+    ([{}, OLD, ENGINE], r"groups\[0\].rollouts\[1\] carries old_log_probs and groups\[0\].rollouts\[2\] rollout_log_probs")])
+def test_rollouts_that_carry_both_kinds_of_old_log_probs_are_named(fields, says):
+    with pytest.raises(ValueError, match=f"^{says}, and a loss reads one of them"):
+        parts_of(groups_of(*(stemma.Rollout([8], reward=1.0, **f) for f in fields)))
 
 
 def test_sources_may_be_dicts_in_the_traces_names():

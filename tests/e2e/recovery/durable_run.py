@@ -86,19 +86,9 @@ def send(client, number, ranks=1):
 
 
 def facts(result):
-    """What an answer says that no loss may change."""
+    """What an answer says that no loss may change. Log-probs are in the server's memory: after its end they are not there."""
     log_probs = {key: list(value.log_probs) for key, value in result.log_probs.items()} if result.log_probs else {}
     return [(step.step, step.metrics["actor/loss"], step.metrics["actor/grad_norm"]) for step in result.steps], log_probs
-
-
-def send_and_forgive_lost_log_probs(client, number, ranks):
-    """Log-probs are in the server's memory: after its end the request's answer is known, and they are not."""
-    try:
-        return send(client, number, ranks)
-    except stemma.StemmaError as error:
-        if error.reason != "REQUEST_ID_EXPIRED":
-            raise
-        return client.attach(f"request-{number}").result()
 
 
 def weights_after(run, name):

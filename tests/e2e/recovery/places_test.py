@@ -23,7 +23,7 @@ import stemma
 from e2e.errors.failpoints import Failpoints, named_in
 from e2e.errors.server import wait_for
 from e2e.gang.small_groups import make_model
-from e2e.recovery.durable_run import STEPS_OF_REQUEST, DurableRun, facts, send_and_forgive_lost_log_probs, weights_after
+from e2e.recovery.durable_run import STEPS_OF_REQUEST, DurableRun, facts, send, weights_after
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 SEED = int(os.environ.get("STEMMA_FAULTS_SEED", "1"))
@@ -111,7 +111,7 @@ class Undisturbed:
     def answer(self, number):
         with self.run.client() as client:
             while len(self.answers) <= number:
-                self.answers.append(facts(send_and_forgive_lost_log_probs(client, len(self.answers), self._ranks)))
+                self.answers.append(facts(send(client, len(self.answers), self._ranks)))
         return self.answers[number]
 
     def weights(self):
@@ -159,7 +159,7 @@ class Disturbed:
 
     def update(self):
         """The next request. Its answer is the undisturbed one's."""
-        steps, log_probs = facts(self._until_served(lambda: send_and_forgive_lost_log_probs(self.client, self.sent, self._ranks)))
+        steps, log_probs = facts(self._until_served(lambda: send(self.client, self.sent, self._ranks)))
         expected, expected_log_probs = self._undisturbed.answer(self.sent)
         assert steps == expected
         assert log_probs in ({}, expected_log_probs)

@@ -16,8 +16,7 @@ import pytest
 import stemma
 from e2e.errors.server import wait_for
 from e2e.gang.small_groups import make_model
-from e2e.recovery.durable_run import (REQUESTS, STEPS_OF_REQUEST, DurableRun, facts, send, send_and_forgive_lost_log_probs,
-                                      weights_after)
+from e2e.recovery.durable_run import REQUESTS, STEPS_OF_REQUEST, DurableRun, facts, send, weights_after
 
 SEED = int(os.environ.get("STEMMA_FAULTS_SEED", "1"))
 COUNT = int(os.environ.get("STEMMA_FAULTS_COUNT", "6"))
@@ -89,7 +88,7 @@ def test_a_run_that_is_struck_ends_with_the_weights_of_one_that_is_not(model, un
             sent = 0
             while sent < REQUESTS or len(killer.struck) < COUNT:
                 number = sent % REQUESTS  # those that were sent before, again: nothing may happen twice
-                steps, log_probs = facts(send_and_forgive_lost_log_probs(client, number, ranks))
+                steps, log_probs = facts(send(client, number, ranks))
                 assert steps == answers[number][0]
                 assert log_probs in ({}, answers[number][1])
                 sent += 1

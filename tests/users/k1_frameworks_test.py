@@ -1,0 +1,234 @@
+"""K1: docs/frameworks.md runs as it stands, and what it makes of the batches of slime, OpenRLHF, NeMo-RL and TRL is what they say."""
+
+import dataclasses
+import enum
+import math
+import pathlib
+import re
+import types
+from typing import Any, List, Optional
+
+import pytest
+import stemma
+import torch
+from e2e.errors.server import Cluster
+from stemma._update import update_parts
+
+PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "frameworks.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+KL = stemma.grpo(normalize_advantage_std=None, kl_loss_coef=1e-3, kl_loss_type="low_var_kl")
+PAD = 47
+
+
+def block_with(text):
+    [found] = [block for block in BLOCKS if text in block]
+    return found
+
+
+@pytest.fixture(scope="module")
+def client():
+    with Cluster(flags=("--dtype", "fp64")) as cluster, stemma.Client(cluster.address) as made:
+        yield made
+
+
+@dataclasses.dataclass
+class Row:
+    """One response of the batch that every framework is to have; numbers are exact in float32."""
+
+    prompt: List[int]
+    tokens: List[int]
+    mask: List[int]
+    reward: float
+    old: List[float]
+    ref: List[float]
+    cut: bool = False
+
+    @property
+    def advantages(self):
+        return [self.reward - 0.25] * len(self.tokens)
+
+
+ROWS = [Row([1, 2, 3], [4, 5, 6], [1, 0, 1], 1.0, [-1.0, 0.0, -0.5], [-1.5, 0.0, -0.25]),
+        Row([1, 2, 3], [7, 8], [1, 1], 0.0, [-2.0, -1.0], [-2.0, -2.0], cut=True),
+        Row([9, 8, 7, 6], [5], [1], 0.5, [-3.0], [-3.5]),
+        Row([9, 8, 7, 6], [4, 4, 4, 4], [1, 1, 1, 1], 0.5, [-1.0] * 4, [-0.5] * 4)]
+
+
+def groups_of(rollout, rows=None):
+    """What a snippet is to make of the rows."""
+    prompts = {}
+    for row in rows or ROWS:
+        prompts.setdefault(tuple(row.prompt), []).append(rollout(row))
+    return [stemma.Group(f"prompt-{i}", list(prompt), rollouts) for i, (prompt, rollouts) in enumerate(prompts.items())]
+
+
+def messages(groups, loss, **options):
+    return update_parts(groups, loss, stemma.adamw(1e-6), "auto", "auto", **options)
+
+
+def assert_same(made, expected, loss):
+    assert [part.SerializeToString() for part in messages(made, loss)] == [part.SerializeToString() for part in messages(expected, loss)]
+
+
+def run(client, *blocks, **scope):
+    scope = {"client": client, **scope}
+    for block in (block_with("def by_prompt"), *blocks):
+        exec(compile(block, "docs/frameworks.md", "exec"), scope)
+    assert [step.outcome for step in scope["result"].steps] == ["APPLIED"]
+    return scope
+
+
+# As the frameworks lay a batch out.
+
+@dataclasses.dataclass
+class Sample:
+    """slime's, as far as it is read."""
+
+    class Status(enum.Enum):
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+
+    tokens: List[int]
+    response_length: int
+    reward: Any
+    loss_mask: Optional[List[int]] = None
+    rollout_log_probs: Optional[List[float]] = None
+    remove_sample: bool = False
+    status: Status = Status.COMPLETED
+
+
+def samples():
+    return [Sample(row.prompt + row.tokens, len(row.tokens), row.reward, row.mask, row.old,
+                   status=Sample.Status.TRUNCATED if row.cut else Sample.Status.COMPLETED) for row in ROWS]
+
+
+def rolled_out(row, **fields):
+    return stemma.Rollout(**{"tokens": row.tokens, "reward": row.reward, "mask": row.mask, "rollout_log_probs": row.old, **fields})
+
+
+def padded(rows, value=0):
+    width = max(map(len, rows)) + 1  # one more, as a batch that is padded to a multiple has
+    return torch.tensor([list(row) + [value] * (width - len(row)) for row in rows])
+
+
+def beside_prompts(field, skip=0):
+    return padded([([0.0] * len(row.prompt) + list(getattr(row, field)))[skip:] for row in ROWS])
+
+
+def trained(row):
+    return stemma.Rollout(row.tokens, mask=row.mask, advantage=row.advantages, old_log_probs=row.old, ref_log_prob=row.ref)
+
+
+def test_k1_slimes_samples_are_rollouts(client):
+    made = run(client, block_with("def from_slime"), samples=samples())["groups"]
+    assert_same(made, groups_of(rolled_out), stemma.grpo())
+    removed = samples()
+    removed[0].remove_sample, removed[1].loss_mask = True, None
+    made = run(client, block_with("def from_slime"), samples=removed)["groups"]
+    assert [rollout.mask for rollout in made[0].rollouts] == [[0, 0, 0], None]
+
+
+@pytest.mark.parametrize("mask_dtype", [torch.long, torch.bool])
+def test_k1_openrlhfs_experience_is_groups(client, mask_dtype):
+    experience = types.SimpleNamespace(
+        sequences=padded([row.prompt + row.tokens for row in ROWS], PAD),
+        attention_mask=padded([[1] * len(row.prompt + row.tokens) for row in ROWS]),
+        action_mask=beside_prompts("mask", skip=1).to(mask_dtype), advantages=beside_prompts("advantages", skip=1),
+        action_log_probs=beside_prompts("old", skip=1), base_action_log_probs=beside_prompts("ref", skip=1))
+    assert experience.action_mask.shape[1] == experience.sequences.shape[1] - 1
+    assert_same(run(client, block_with("def from_openrlhf"), experience=experience)["groups"], groups_of(trained), KL)
+
+
+def test_k1_nemo_rls_batch_is_groups(client):
+    batch = {"input_ids": padded([row.prompt + row.tokens for row in ROWS], PAD),
+             "input_lengths": torch.tensor([len(row.prompt + row.tokens) for row in ROWS]), "token_mask": beside_prompts("mask"),
+             "sample_mask": torch.ones(len(ROWS)), "advantages": beside_prompts("advantages"), "prev_logprobs": beside_prompts("old"),
+             "reference_policy_logprobs": beside_prompts("ref")}
+    assert_same(run(client, block_with("def from_nemo_rl"), batch=batch, loss=KL)["groups"], groups_of(trained), KL)
+    batch["sample_mask"][1] = 0.0
+    made = run(client, block_with("def from_nemo_rl"), batch=batch, loss=KL)["groups"]
+    assert made[0].rollouts[1].mask.tolist() == [0.0, 0.0] and made[0].rollouts[0].mask.tolist() == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("has_old", [True, False])
+def test_k1_trls_inputs_are_groups(client, has_old):
+    width = max(len(row.prompt) for row in ROWS)
+    left = lambda values, pad: [pad] * (width - len(values)) + values  # noqa: E731
+    inputs = {"prompt_ids": torch.tensor([left(row.prompt, PAD) for row in ROWS]),
+              "prompt_mask": torch.tensor([left([1] * len(row.prompt), 0) for row in ROWS]),
+              "completion_ids": padded([row.tokens for row in ROWS], PAD),
+              "completion_mask": padded([[1] * len(row.tokens) for row in ROWS]),
+              "advantages": torch.tensor([row.advantages[0] for row in ROWS]), "old_per_token_logps": padded([row.old for row in ROWS])}
+    if not has_old:
+        del inputs["old_per_token_logps"]
+    made = run(client, block_with("def from_trl"), inputs=inputs)["groups"]
+    assert_same(made, groups_of(lambda row: stemma.Rollout(row.tokens, advantage=row.advantages[0], old_log_probs=row.old if has_old
+                                                           else None)), stemma.grpo(normalize_advantage_std=None))
+
+
+# Recipes.
+
+def recipe(client, text):
+    return run(client, block_with("def from_slime"), block_with(text), samples=samples())
+
+
+def test_k1_a_leave_one_out_baseline_is_the_mean_of_the_others(client):
+    made = recipe(client, "def leave_one_out")["groups"]
+    assert [[rollout.advantage for rollout in group.rollouts] for group in made] == [[1.0, -1.0], [0.0, 0.0]]
+    assert all(rollout.reward is None for group in made for rollout in group.rollouts)
+
+
+def test_k1_groups_of_equal_rewards_are_left_out(client):
+    [group] = recipe(client, "stemma.dapo()")["groups"]
+    assert group.prompt == [1, 2, 3] and len(group.rollouts) == 2
+
+
+def test_k1_weights_of_the_rollout_engine_are_truncated(client):
+    scope = recipe(client, "rollout_is_weights = ")
+    made = [rollout for group in scope["groups"] for rollout in group.rollouts]
+    for row, rollout in zip(ROWS, made):
+        assert rollout.rollout_is_weights == [min(math.exp(o - e), 2.0) for o, e in zip(rollout.old_log_probs, row.old)]
+    weights = [w for rollout in made for w in rollout.rollout_is_weights]
+    assert min(weights) < 1 and scope["result"].effective["old"]["from"] == "CLIENT"
+
+
+def numbers(client, groups, agg):
+    """Loss and gradient of a step that changes nothing."""
+    loss = stemma.reinforce(loss_agg_mode=agg)
+    metrics = client.update_actor(groups, loss, stemma.adamw(0.0, weight_decay=0.0)).metrics
+    return metrics["actor/loss"], metrics["actor/grad_norm"]
+
+
+@pytest.mark.parametrize("agg, counts", [("token-mean", False), ("seq-mean-token-sum", True)])
+def test_k1_a_response_that_was_cut_counts_as_the_page_says(client, agg, counts):
+    """Three rewards, so that what is left has a mean and a deviation."""
+    rows = [dataclasses.replace(ROWS[0], reward=0.25), ROWS[0], ROWS[1]]
+    plain = lambda row, **fields: stemma.Rollout(row.tokens, mask=row.mask, reward=row.reward, **fields)  # noqa: E731
+    deviation = lambda values: math.sqrt(sum((v - sum(values) / len(values)) ** 2 for v in values) / (len(values) - 1))  # noqa: E731
+
+    def by_hand(kept, rewards):
+        mean, spread = sum(rewards) / len(rewards), deviation(rewards) + 1e-6
+        return [stemma.Group("g", kept[0].prompt, [stemma.Rollout(row.tokens, mask=row.mask, advantage=(row.reward - mean) / spread)
+                                                   for row in kept])]
+
+    left_out = numbers(client, groups_of(plain, rows[:2]), agg)
+    assert left_out == pytest.approx(numbers(client, by_hand(rows[:2], [0.25, 1.0]), agg), rel=1e-9)
+    cut = groups_of(plain, rows)
+    cut[0].rollouts[2].mask = [0, 0]
+    masked = numbers(client, cut, agg)
+    share = 2 / 3 if counts else 1
+    loss, norm = numbers(client, by_hand(rows[:2], [0.25, 1.0, 0.0]), agg)
+    assert masked == pytest.approx((share * loss, share * norm), rel=1e-9)
+    assert abs(masked[1] - left_out[1]) > 1e-3 * left_out[1], "the control: the two differ"
+
+
+def test_k1_what_is_left_out_of_the_groups_is_out_of_the_update(client):
+    kept = "kept = "
+    scope = recipe(client, kept)
+    assert len(scope["kept"]) == 3 and scope["result"].effective["num_groups"] == 2
+
+
+def test_k1_every_snippet_of_the_page_is_run():
+    texts = ("def by_prompt", "def from_slime", "def from_openrlhf", "def from_nemo_rl", "def from_trl", "def leave_one_out",
+             "stemma.dapo()", "rollout_is_weights = ", "kept = ")
+    assert sorted(BLOCKS) == sorted(block_with(text) for text in texts)
