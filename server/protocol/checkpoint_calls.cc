@@ -15,6 +15,10 @@ namespace {
 
 using internal::v1::KnownCheckpoint;
 
+// What a call that writes a row of its own leaves free at the least: less than updates do, for a full disk is when
+// checkpoints are deleted.
+constexpr uint64_t kCallRowBytes = 1 << 20;
+
 absl::Status DamageOf(const absl::Status& read) {
   return absl::IsDataLoss(read) || absl::IsNotFound(read) ? read : absl::OkStatus();
 }
@@ -75,6 +79,7 @@ void CheckpointCalls::OnLoad(const LoadCheckpointEvent& event) {
   std::optional<std::string> expected;
   if (request.has_expected_lineage()) expected = request.expected_lineage();
   if (absl::Status status = CheckLoad(expected, *known); !status.ok()) return p_.out.Reply(event.call, status);
+  if (!HasRoom(event.call)) return;
   const absl::Status serving = membership_->NotServing();
   if (!serving.ok() && p_.lineage.unusable().empty()) return p_.out.Reply(event.call, serving);
   Read({.purpose = Purpose::kLoad, .call = event.call, .name = known->name(), .expected_lineage = std::move(expected)},
@@ -185,7 +190,10 @@ void CheckpointCalls::OnList(const ListCheckpointsEvent& event) {
 void CheckpointCalls::OnPin(const PinCheckpointEvent& event) {
   const KnownCheckpoint* known = Find(event.call, event.name);
   if (known == nullptr) return;
-  if (known->pinned() != event.pinned) p_.history.PinCheckpoint(event.name, event.pinned);
+  if (known->pinned() != event.pinned) {
+    if (!HasRoom(event.call)) return;
+    p_.history.PinCheckpoint(event.name, event.pinned);
+  }
   p_.out.Reply(event.call, Describe(*FindCheckpoint(p_.history.state(), event.name)));
 }
 
@@ -203,7 +211,17 @@ void CheckpointCalls::OnDelete(const DeleteCheckpointEvent& event) {
                                                " is the one with which recovery would begin, or a request reads it "
                                                "that is open or may be computed again: save another one first")));
   }
-  Remove(event.name, event.call);
+  if (HasRoom(event.call)) Remove(event.name, event.call);
+}
+
+// A row that finds no room ends the server: what a client asks for is no reason for that.
+bool CheckpointCalls::HasRoom(CallId call) {
+  const std::optional<uint64_t> left = p_.out.FreeBytes();
+  if (!left || *left >= kCallRowBytes) return true;
+  p_.out.Reply(call, MakeError(Reason::kDiskFull,
+                               absl::StrCat("the disk of --data has ", *left, " bytes left, and the journal wants ",
+                                            kCallRowBytes, " for this: make room there, as by removing exports")));
+  return false;
 }
 
 // The row comes first: the journal names no checkpoint that is not there.

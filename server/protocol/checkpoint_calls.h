@@ -46,6 +46,8 @@ class CheckpointCalls {
   void RemoveAgain();
 
  private:
+  // False: the disk has no room for a row; the call is answered by DISK_FULL.
+  bool HasRoom(CallId call);
   enum class Purpose { kVerify, kLoad };
   struct Reading {
     Purpose purpose = Purpose::kVerify;

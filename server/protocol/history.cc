@@ -40,7 +40,11 @@ bool IsBeyond(const KeptRequest& kept, uint64_t step) {
 }  // namespace
 
 History::History(HistoryOptions options, Outbox* out)
-    : options_(std::move(options)), out_(out), state_(options_.state), last_row_(options_.last_row) {}
+    : options_(std::move(options)),
+      out_(out),
+      state_(options_.state),
+      last_row_(options_.last_row),
+      spooled_(SpoolNames(state_)) {}
 
 const KeptStep* History::FindDecision(const std::string& request_id, uint32_t k) const {
   const KeptRequest* kept = FindKept(state_, request_id);
@@ -156,17 +160,24 @@ void History::DropCheckpoint(const std::string& name) {
 }
 
 void History::Add(const JournalRow& row, bool settles, bool counts) {
-  const std::set<std::string> before = SpoolNames(state_);
+  const int kept_before = state_.kept_size();
   if (counts) totals_.Count(row, state_);
   const absl::Status folded = FoldRow(row, options_.requests_kept, state_);
   CHECK(folded.ok()) << folded.message();
   std::string body = BodyOf(row);
   bytes_since_snapshot_ += body.size();
   out_->Add(JournalAction{.n = ++last_row_, .body = std::move(body), .kind = row.row_case(), .settles = settles});
-  const std::set<std::string> after = SpoolNames(state_);
-  for (const std::string& name : before) {
-    if (!after.contains(name)) out_->Add(RemoveSpoolAction{name});
+  // A row keeps one request more, or lets go of some; most do neither, and cost nothing here however many are kept.
+  if (state_.kept_size() > kept_before) spooled_.insert(state_.kept().rbegin()->spool().name());
+  if (state_.kept_size() < kept_before) RemoveUnneededSpool();
+}
+
+void History::RemoveUnneededSpool() {
+  std::set<std::string> needed = SpoolNames(state_);
+  for (const std::string& name : spooled_) {
+    if (!needed.contains(name)) out_->Add(RemoveSpoolAction{name});
   }
+  spooled_ = std::move(needed);
 }
 
 // A snapshot costs its bytes once for at least as many bytes of rows, so the journal stays within twice of what is

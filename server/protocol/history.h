@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 
 #include "server/protocol/journal_fold.h"
@@ -75,6 +76,7 @@ class History {
  private:
   // Adds the row that was filled in, and what it makes useless or due. `counts`: in totals().
   void Add(const internal::v1::JournalRow& row, bool settles = false, bool counts = true);
+  void RemoveUnneededSpool();
   void AddSnapshotWhenDue();
   void WarnOfSize();
   void WarnOfRoom(uint64_t free_bytes, uint64_t needed_bytes);
@@ -84,6 +86,7 @@ class History {
   internal::v1::JournalState state_;
   Totals totals_;
   uint64_t last_row_ = 0;
+  std::set<std::string> spooled_;  // the files of state_.kept()
   uint64_t bytes_since_snapshot_ = 0, snapshot_bytes_ = 0;
   bool warned_of_size_ = false;
   bool warned_of_room_ = false;  // since the last snapshot

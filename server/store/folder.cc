@@ -20,6 +20,9 @@ absl::Status MakeFolder(const std::string& path, mode_t mode) {
     if (errno != EEXIST) return ErrnoStatus("create", path, errno);
     struct stat info;
     if (lstat(path.c_str(), &info) != 0) return ErrnoStatus("stat", path, errno);
+    if (S_ISLNK(info.st_mode)) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": is a link; mount its directory there instead"));
+    }
     if (!S_ISDIR(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": is not a directory"));
   }
   // A server that was killed may have made it and not come to this point, so that it is done for one that is there too.

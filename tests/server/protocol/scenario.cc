@@ -83,7 +83,9 @@ class Scenario {
     }
     if (name == "advance") Advance(absl::Seconds(command.Id(1)), out);
     if (name == "beat") return Beat(command, out);
-    Show(state_->Handle(now_, EventOf(name, command), /*free_bytes=*/nullptr, {.handled_at = handled_at_}), out);
+    if (name == "room") return void(left_bytes_ = command.Id(1));
+    const auto left = [this] { return left_bytes_; };
+    Show(state_->Handle(now_, EventOf(name, command), left, {.handled_at = handled_at_}), out);
   }
 
  private:
@@ -371,6 +373,7 @@ class Scenario {
   FakeCheckpoints checkpoints_;
   uint64_t every_steps_ = 0, every_minutes_ = 0;
   std::string resume_, dtype_, prefix_ = "L";
+  std::optional<uint64_t> left_bytes_;  // on the journal's disk; nullopt: it does not say
   absl::Time now_ = absl::FromUnixSeconds(1000);
   absl::Time handled_at_ = absl::InfinitePast();  // of events that come while the server hangs
   StepKey key_;                                   // sent last

@@ -14,6 +14,7 @@
 //   > copied CHECKPOINT step=N of=LINEAGE weights=DIGEST (somebody copies its folder here; the next server finds it)
 //   > readings hold|now|end                   (what clients ask for from now on is read later; at once again; now)
 //   > full [off=1]                            (no checkpoint can be written, or again)
+//   > room BYTES                              (that the journal's disk has left)
 //   > disk hangs|refuses|answers              (folders, commits and removals of checkpoints are ended when it answers;
 //                                             folders and removals fail; all goes on)
 //   > disk reads                              (a commit or a reading says that it has read on)

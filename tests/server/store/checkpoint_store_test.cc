@@ -153,7 +153,7 @@ TEST_F(CheckpointStoreTest, TheFolderItselfIsNoLink) {
   const TempFolder other;
   fs::create_directory(other / "target");
   fs::create_directory_symlink(other / "target", other / "checkpoints");
-  EXPECT_THAT(CheckpointStore::Open(other.path()), Invalid("is not a directory"));
+  EXPECT_THAT(CheckpointStore::Open(other.path()), Invalid("is a link"));
   EXPECT_THAT(CheckpointStore::Open(other / "none"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
 }
 

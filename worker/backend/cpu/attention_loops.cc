@@ -290,7 +290,10 @@ inline void BackwardVector(const ScoreBlock<T>& block, int64_t query, int64_t be
   T* dp = backward.dp + begin * block.stride + query;
   for (int64_t c = begin; c < end; ++c, s += block.stride, dp += block.stride) {
     const VectorMask<T> seen = kMasked ? Sees(block, query, c) : ~VectorMask<T>{};
-    const Vector<T> p = ExpBelow89<T>(scale * LoadVector(s) - lse), ds = scale * p * (LoadVector(dp) - delta);
+    // No probability is above 1: where scores are large, their sums in another order than the forward's would make it
+    // so.
+    const Vector<T> log_p = scale * LoadVector(s) - lse;
+    const Vector<T> p = ExpBelow89<T>(log_p > T(0) ? Vector<T>{} : log_p), ds = scale * p * (LoadVector(dp) - delta);
     StoreVector(s, seen ? p : Vector<T>{});
     StoreVector(dp, seen ? ds : Vector<T>{});
   }

@@ -317,6 +317,24 @@ TEST(AttentionLoopsTest, OneFarKeyTakesAllWhereverItLies) {
   }
 }
 
+// Scores of 1e8 are exact to 10 in fp32, and the backward sums them in another order than the forward: what it takes
+// for probabilities are none, but none of them is above 1.
+TEST(AttentionLoopsTest, NoProbabilityOfTheBackwardIsAboveOne) {
+  std::mt19937_64 random(FirstSeed() + 5);
+  const AttentionSize size{1, 1, 1, 70, 90, 40, false, 1e7};
+  const Operands<float, float> in(size, /*gap=*/0, random);
+  for (const AttentionLoops* loops : SupportedAttentionLoops()) {
+    SCOPED_TRACE(loops->name);
+    Results<float> actual(size, /*gap=*/0);
+    Compute(size, in, *loops, actual);
+    for (int64_t e = 0; e < size.head_size; ++e) {
+      double most = 0;
+      for (int64_t query = 0; query < size.queries; ++query) most += std::fabs(in.dout.At(0, 0, 0, query, e));
+      for (int64_t key = 0; key < size.keys; ++key) EXPECT_LE(std::fabs(actual.dv.At(0, 0, 0, key, e)), most * 1.0001);
+    }
+  }
+}
+
 TEST(AttentionLoopsTest, TheBaselineAlwaysRuns) {
   EXPECT_STREQ(SupportedAttentionLoops().back()->name, "baseline");
   EXPECT_EQ(&ChosenAttentionLoops(), SupportedAttentionLoops().front());
