@@ -5,11 +5,14 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/admission/run_numbers.h"
+#include "common/trace/loss_names.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {
@@ -31,8 +34,28 @@ struct StepNormalization {
   int64_t num_loss_tokens = 0;  // unmasked
 };
 
-// `mini_batch`: indices into the request's groups. Errors: FailedPrecondition UNSUPPORTED - a sample_id
-// (seq-mean-token-mean) or a stat_group (prompt-mean) has members in another mini-batch too; names it.
+// Normalizes the steps of one request: what all of them ask of the whole request is counted once, before the first.
+// Else a request of many small steps would cost its size once for each.
+class StepNormalizer {
+ public:
+  // `loss` and `groups` outlive it.
+  StepNormalizer(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups);
+
+  // `mini_batch`: indices into the request's groups. Errors: FailedPrecondition UNSUPPORTED - a sample_id
+  // (seq-mean-token-mean) or a stat_group (prompt-mean) has members in another mini-batch too; names the first one.
+  absl::StatusOr<StepNormalization> Normalize(std::span<const uint32_t> mini_batch) const;
+
+ private:
+  absl::Status CheckTogether(std::span<const uint32_t> mini_batch) const;
+
+  const v1::LossConfig& loss_;
+  const std::vector<v1::PromptGroup>& groups_;
+  const absl::StatusOr<AggMode> mode_;
+  // How many rollouts have a sample_id (seq-mean-token-mean), or groups a stat_group (prompt-mean), by its name.
+  absl::flat_hash_map<std::string, int64_t> members_;
+};
+
+// Normalizes one step alone.
 absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups,
                                                 std::span<const uint32_t> mini_batch);
 
