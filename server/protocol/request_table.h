@@ -15,9 +15,9 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/protocol/events.h"
@@ -101,7 +101,7 @@ class RequestTable {
   std::map<uint64_t, UpdateRecord> records_;  // by sequence
   std::map<std::string, uint64_t> sequence_of_;
   std::deque<uint64_t> finals_;  // in the order they became final
-  std::unordered_set<std::string> expired_;
+  absl::flat_hash_set<std::string> expired_;
   std::deque<std::string> expired_order_;
 };
 
