@@ -28,14 +28,6 @@ namespace stemma::server {
 inline constexpr size_t kExpiredIdsMax = 1'000'000;
 inline constexpr uint64_t kResultBytesMax = 1ull << 30;
 
-// A call that waits for a request's end, or for its deadline.
-struct RequestWaiter {
-  CallId call = 0;
-  absl::Time deadline = absl::InfiniteFuture();
-  bool replayed = false;         // an earlier call sent the request
-  bool failure_is_error = true;  // UpdateActor; GetRequest answers OK with the failure inside
-};
-
 struct UpdateRecord {
   std::string id;
   std::string digest;
@@ -59,7 +51,6 @@ struct UpdateRecord {
   uint32_t attempt = 1;    // of step k
   uint32_t k = 0;
   bool cancel_requested = false;
-  std::vector<RequestWaiter> waiters;
 
   bool final() const { return ended; }
   // Step k is one whose result stands already: the weights are behind it, and are being brought back to where they
