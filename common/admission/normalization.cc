@@ -221,9 +221,12 @@ absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, cons
 }
 
 bool RolloutRuns(const v1::UpdateHeader& header, const v1::Rollout& rollout) {
+  return header.return_log_probs() ? UnmaskedTokens(rollout) > 0 : HasLoss(header.loss(), rollout);
+}
+
+bool HasLoss(const v1::LossConfig& loss, const v1::Rollout& rollout) {
   if (UnmaskedTokens(rollout) == 0) return false;
-  const v1::LossConfig& loss = header.loss();
-  if (header.return_log_probs() || loss.has_kl_loss_coef() || loss.has_entropy_coeff()) return true;
+  if (loss.has_kl_loss_coef() || loss.has_entropy_coeff()) return true;
 
   const absl::StatusOr<LossMode> mode = ParseLossMode(loss.loss_mode());
   const bool reads_advantage = mode.ok() && NeedsAdvantages(*mode);

@@ -59,9 +59,12 @@ class StepNormalizer {
 absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups,
                                                 std::span<const uint32_t> mini_batch);
 
-// False where nothing of the rollout is asked for: no unmasked token, or a policy term whose factor (advantage times
-// rollout_is_weights, or loss_weights) is 0 on all of them, while neither KL nor entropy nor return_log_probs is asked
-// for. A coefficient of 0 asks for its metric, over every token. Advantages are filled.
+// False where the rollout adds nothing to the loss: no unmasked token, or a policy term whose factor (advantage times
+// rollout_is_weights, or loss_weights) is 0 on all of them, while neither KL nor entropy is asked for. A coefficient of
+// 0 asks for its metric, over every token. Advantages are filled.
+bool HasLoss(const v1::LossConfig& loss, const v1::Rollout& rollout);
+
+// Whether the rollout is computed: it has a loss, or its log-probs are to be returned.
 bool RolloutRuns(const v1::UpdateHeader& header, const v1::Rollout& rollout);
 
 }  // namespace stemma

@@ -52,6 +52,18 @@ TEST(RolloutRunsTest, WithoutAdvantageItRunsOnlyForAnotherTermOrItsLogProbs) {
   }
 }
 
+TEST(RolloutRunsTest, LogProbsAloneAreNoLoss) {
+  for (const std::string mode : {"vanilla", "gpg"}) {
+    v1::UpdateHeader header = Header(mode);
+    header.set_return_log_probs(true);
+    EXPECT_FALSE(HasLoss(header.loss(), WithAdvantage(0))) << mode;
+    EXPECT_TRUE(HasLoss(header.loss(), WithAdvantage(0.1))) << mode;
+    header.mutable_loss()->set_kl_loss_coef(0);
+    EXPECT_TRUE(HasLoss(header.loss(), WithAdvantage(0))) << mode << ": its KL is to be reported";
+    EXPECT_FALSE(HasLoss(header.loss(), WithAdvantage(1, {false}))) << mode;
+  }
+}
+
 TEST(RolloutRunsTest, OnlyUnmaskedTokensCount) {
   v1::Rollout rollout = MakeRollout({false, true});
   rollout.set_token_advantages(PackArray(std::vector<float>{1, 0}));
