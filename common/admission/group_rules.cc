@@ -62,21 +62,35 @@ class GroupCheck {
     return tokens.size();
   }
 
-  // Where the mask itself is wrong, it is empty here.
-  void CheckNumbers(const std::string& field, const std::string& bytes, const MaskView& mask, bool needed) {
+  // Where the mask itself is wrong, it is empty here. True: the numbers are there, and all that count are finite.
+  bool CheckNumbers(const std::string& field, const std::string& bytes, const MaskView& mask, bool needed) {
     const int64_t size = mask.size();
     if (bytes.empty()) {
       if (needed && size > 0) Add(field, absl::StrCat("is missing: the header asks for ", size, " numbers"));
-      return;
+      return false;
     }
     if (const absl::Status status = CheckArraySize(bytes, size, sizeof(float)); !status.ok()) {
-      return Add(field, std::string(status.message()));
+      Add(field, std::string(status.message()));
+      return false;
     }
     const FloatArray numbers(bytes);
-    if (AllFinite(numbers)) return;
+    if (AllFinite(numbers)) return true;
     for (int64_t i = 0; i < size; ++i) {
       if (!mask[i] || std::isfinite(numbers[i])) continue;
-      return Add(absl::StrCat(field, "[", i, "]"), absl::StrCat("is ", numbers[i], ", must be finite"));
+      Add(absl::StrCat(field, "[", i, "]"), absl::StrCat("is ", numbers[i], ", must be finite"));
+      return false;
+    }
+    return true;
+  }
+
+  void CheckImportanceWeights(const std::string& bytes, const MaskView& mask) {
+    if (!CheckNumbers("rollout_is_weights", bytes, mask, false)) return;
+    const FloatArray weights(bytes);
+    for (int64_t i = 0; i < mask.size(); ++i) {
+      if (!mask[i] || weights[i] >= 0) continue;
+      return Add(
+          absl::StrCat("rollout_is_weights[", i, "]"),
+          absl::StrCat("is ", weights[i], ": importance weights are not negative; if these are log-ratios, take exp"));
     }
   }
 
@@ -177,7 +191,7 @@ void CheckRollout(const RolloutPlace& place, const v1::Rollout& rollout, const R
   check.CheckNumbers("old_log_probs", rollout.old_log_probs(), mask, needs.old_log_probs);
   check.CheckNumbers("rollout_log_probs", rollout.rollout_log_probs(), mask, needs.rollout_log_probs);
   check.CheckNumbers("ref_log_prob", rollout.ref_log_prob(), mask, needs.ref_log_prob);
-  check.CheckNumbers("rollout_is_weights", rollout.rollout_is_weights(), mask, false);
+  check.CheckImportanceWeights(rollout.rollout_is_weights(), mask);
   check.CheckNumbers("loss_weights", rollout.loss_weights(), mask, needs.loss_weights);
   CheckAdvantages(rollout, needs, mask, check);
   CheckNothingUnread(rollout, needs, check);

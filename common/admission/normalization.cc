@@ -4,14 +4,12 @@
 #include <cmath>
 #include <map>
 #include <string>
-#include <unordered_map>
 
 #include "absl/strings/str_cat.h"
 #include "common/admission/violations.h"
 #include "common/base/arrays.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
-#include "common/trace/loss_names.h"
 #include "common/trace/sample_tokens.h"
 #include "glog/logging.h"
 
@@ -85,42 +83,23 @@ absl::Status SetAdvantages(bool normalize_std, const std::string& stat_group, co
   return absl::OkStatus();
 }
 
-struct MemberCounts {
-  std::unordered_map<std::string, int64_t> by_key;
-};
-
-// UNSUPPORTED if one of these keys has more members in the whole request.
-absl::Status CheckTogether(const char* field, const MemberCounts& mini_batch, const MemberCounts& request) {
-  for (const auto& [key, count] : mini_batch.by_key) {
-    if (request.by_key.at(key) == count) continue;
-    return MakeError(Reason::kUnsupported,
-                     absl::StrCat(field, " \"", key,
-                                  "\" has members in several mini-batches: its mean is not defined there; send its "
-                                  "groups next to each other, without shuffle, or raise ppo_mini_batch_size"),
-                     {.field = field});
-  }
-  return absl::OkStatus();
-}
-
-void CountSampleIds(const v1::PromptGroup& group, MemberCounts& counts) {
+// Calls `visit` with each name that ties the group, or a rollout of it, to others of its mean.
+template <typename Visit>
+void VisitNames(AggMode mode, const v1::PromptGroup& group, const Visit& visit) {
+  if (mode == AggMode::kPromptMean) return visit(StatGroupOf(group));
+  if (mode != AggMode::kSeqMeanTokenMean) return;
   for (const v1::Rollout& rollout : group.rollouts()) {
-    if (rollout.has_sample_id()) ++counts.by_key[rollout.sample_id()];
+    if (rollout.has_sample_id()) visit(rollout.sample_id());
   }
 }
 
-absl::Status CheckSamplesTogether(const std::vector<v1::PromptGroup>& groups, std::span<const uint32_t> mini_batch) {
-  MemberCounts here, everywhere;
-  for (const uint32_t index : mini_batch) CountSampleIds(groups[index], here);
-  if (here.by_key.empty()) return absl::OkStatus();
-  for (const v1::PromptGroup& group : groups) CountSampleIds(group, everywhere);
-  return CheckTogether("sample_id", here, everywhere);
-}
-
-absl::Status CheckStatGroupsTogether(const std::vector<v1::PromptGroup>& groups, std::span<const uint32_t> mini_batch) {
-  MemberCounts here, everywhere;
-  for (const uint32_t index : mini_batch) ++here.by_key[StatGroupOf(groups[index])];
-  for (const v1::PromptGroup& group : groups) ++everywhere.by_key[StatGroupOf(group)];
-  return CheckTogether("stat_group", here, everywhere);
+absl::Status ApartError(AggMode mode, const std::string& name) {
+  const char* const field = mode == AggMode::kPromptMean ? "stat_group" : "sample_id";
+  return MakeError(Reason::kUnsupported,
+                   absl::StrCat(field, " \"", name,
+                                "\" has members in several mini-batches: its mean is not defined there; send its "
+                                "groups next to each other, without shuffle, or raise ppo_mini_batch_size"),
+                   {.field = field});
 }
 
 int64_t UnmaskedTokensOfGroup(const v1::PromptGroup& group) {
@@ -133,7 +112,7 @@ double MeanWeight(int64_t tokens) { return tokens == 0 ? 0 : 1 / static_cast<dou
 
 void SetPromptMeans(const std::vector<v1::PromptGroup>& groups, std::span<const uint32_t> mini_batch,
                     StepNormalization& step) {
-  std::unordered_map<std::string, int64_t> tokens;
+  absl::flat_hash_map<std::string, int64_t> tokens;
   for (const uint32_t index : mini_batch) tokens[StatGroupOf(groups[index])] += UnmaskedTokensOfGroup(groups[index]);
   for (const uint32_t index : mini_batch) {
     const double weight = MeanWeight(tokens[StatGroupOf(groups[index])]);
@@ -176,19 +155,40 @@ absl::Status FillAdvantages(const v1::LossConfig& loss, const RunNumbers& number
   return absl::OkStatus();
 }
 
-absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups,
-                                                std::span<const uint32_t> mini_batch) {
-  ASSIGN_OR_RETURN(const AggMode mode, ParseAggMode(loss.loss_agg_mode()));
+StepNormalizer::StepNormalizer(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups)
+    : loss_(loss), groups_(groups), mode_(ParseAggMode(loss.loss_agg_mode())) {
+  if (!mode_.ok()) return;
+  for (const v1::PromptGroup& group : groups) VisitNames(*mode_, group, [&](const auto& name) { ++members_[name]; });
+}
+
+absl::Status StepNormalizer::CheckTogether(std::span<const uint32_t> mini_batch) const {
+  absl::flat_hash_map<std::string, int64_t> here;
+  for (const uint32_t index : mini_batch) {
+    VisitNames(*mode_, groups_[index], [&](const auto& name) { ++here[name]; });
+  }
+  absl::Status status;
+  // Goes through the mini-batch again rather than through the counts, whose order differs from process to process.
+  for (const uint32_t index : mini_batch) {
+    VisitNames(*mode_, groups_[index], [&](const std::string& name) {
+      if (status.ok() && members_.at(name) != here.at(name)) status = ApartError(*mode_, name);
+    });
+  }
+  return status;
+}
+
+absl::StatusOr<StepNormalization> StepNormalizer::Normalize(std::span<const uint32_t> mini_batch) const {
+  RETURN_IF_ERROR(mode_.status());
+  RETURN_IF_ERROR(CheckTogether(mini_batch));
   StepNormalization step;
   step.rollout_weights = {1};
   int64_t num_rollouts = 0;
   SampleTokens samples;
   for (const uint32_t index : mini_batch) {
-    num_rollouts += groups[index].rollouts_size();
-    step.num_loss_tokens += UnmaskedTokensOfGroup(groups[index]);
-    for (const v1::Rollout& rollout : groups[index].rollouts()) samples.Add(rollout);
+    num_rollouts += groups_[index].rollouts_size();
+    step.num_loss_tokens += UnmaskedTokensOfGroup(groups_[index]);
+    for (const v1::Rollout& rollout : groups_[index].rollouts()) samples.Add(rollout);
   }
-  switch (mode) {
+  switch (*mode_) {
     case AggMode::kTokenMean:
       step.denominator = static_cast<double>(step.num_loss_tokens);
       break;
@@ -199,28 +199,34 @@ absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, cons
       step.denominator = static_cast<double>(num_rollouts);
       break;
     case AggMode::kSeqMeanTokenSumNorm:
-      CHECK_GT(loss.loss_scale_factor(), 0) << "validated";
-      step.rollout_weights = {1 / loss.loss_scale_factor()};
+      CHECK_GT(loss_.loss_scale_factor(), 0) << "validated";
+      step.rollout_weights = {1 / loss_.loss_scale_factor()};
       step.denominator = static_cast<double>(num_rollouts);
       break;
     case AggMode::kSeqMeanTokenMean:
-      RETURN_IF_ERROR(CheckSamplesTogether(groups, mini_batch));
       step.rollout_weights.clear();
-      SetSampleMeans(groups, mini_batch, samples, step);
+      SetSampleMeans(groups_, mini_batch, samples, step);
       break;
     case AggMode::kPromptMean:
-      RETURN_IF_ERROR(CheckStatGroupsTogether(groups, mini_batch));
       step.rollout_weights.clear();
-      SetPromptMeans(groups, mini_batch, step);
+      SetPromptMeans(groups_, mini_batch, step);
       break;
   }
   return step;
 }
 
+absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups,
+                                                std::span<const uint32_t> mini_batch) {
+  return StepNormalizer(loss, groups).Normalize(mini_batch);
+}
+
 bool RolloutRuns(const v1::UpdateHeader& header, const v1::Rollout& rollout) {
+  return header.return_log_probs() ? UnmaskedTokens(rollout) > 0 : HasLoss(header.loss(), rollout);
+}
+
+bool HasLoss(const v1::LossConfig& loss, const v1::Rollout& rollout) {
   if (UnmaskedTokens(rollout) == 0) return false;
-  const v1::LossConfig& loss = header.loss();
-  if (header.return_log_probs() || loss.has_kl_loss_coef() || loss.has_entropy_coeff()) return true;
+  if (loss.has_kl_loss_coef() || loss.has_entropy_coeff()) return true;
 
   const absl::StatusOr<LossMode> mode = ParseLossMode(loss.loss_mode());
   const bool reads_advantage = mode.ok() && NeedsAdvantages(*mode);

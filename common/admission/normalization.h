@@ -5,11 +5,14 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/admission/run_numbers.h"
+#include "common/trace/loss_names.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {
@@ -31,14 +34,37 @@ struct StepNormalization {
   int64_t num_loss_tokens = 0;  // unmasked
 };
 
-// `mini_batch`: indices into the request's groups. Errors: FailedPrecondition UNSUPPORTED - a sample_id
-// (seq-mean-token-mean) or a stat_group (prompt-mean) has members in another mini-batch too; names it.
+// Normalizes the steps of one request: what all of them ask of the whole request is counted once, before the first.
+// Else a request of many small steps would cost its size once for each.
+class StepNormalizer {
+ public:
+  // `loss` and `groups` outlive it.
+  StepNormalizer(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups);
+
+  // `mini_batch`: indices into the request's groups. Errors: FailedPrecondition UNSUPPORTED - a sample_id
+  // (seq-mean-token-mean) or a stat_group (prompt-mean) has members in another mini-batch too; names the first one.
+  absl::StatusOr<StepNormalization> Normalize(std::span<const uint32_t> mini_batch) const;
+
+ private:
+  absl::Status CheckTogether(std::span<const uint32_t> mini_batch) const;
+
+  const v1::LossConfig& loss_;
+  const std::vector<v1::PromptGroup>& groups_;
+  const absl::StatusOr<AggMode> mode_;
+  // How many rollouts have a sample_id (seq-mean-token-mean), or groups a stat_group (prompt-mean), by its name.
+  absl::flat_hash_map<std::string, int64_t> members_;
+};
+
+// Normalizes one step alone.
 absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups,
                                                 std::span<const uint32_t> mini_batch);
 
-// False where nothing of the rollout is asked for: no unmasked token, or a policy term whose factor (advantage times
-// rollout_is_weights, or loss_weights) is 0 on all of them, while neither KL nor entropy nor return_log_probs is asked
-// for. A coefficient of 0 asks for its metric, over every token. Advantages are filled.
+// False where the rollout adds nothing to the loss: no unmasked token, or a policy term whose factor (advantage times
+// rollout_is_weights, or loss_weights) is 0 on all of them, while neither KL nor entropy is asked for. A coefficient of
+// 0 asks for its metric, over every token. Advantages are filled.
+bool HasLoss(const v1::LossConfig& loss, const v1::Rollout& rollout);
+
+// Whether the rollout is computed: it has a loss, or its log-probs are to be returned.
 bool RolloutRuns(const v1::UpdateHeader& header, const v1::Rollout& rollout);
 
 }  // namespace stemma

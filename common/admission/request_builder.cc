@@ -54,8 +54,13 @@ absl::Status RequestBuilder::Add(v1::GroupPart& part) {
   return absl::OkStatus();
 }
 
+// Keeps of the header what the end of the stream is held against.
 void RequestBuilder::KeepOnlyNames() {
   request_.groups = {};
+  v1::UpdateHeader header;
+  if (request_.update.has_num_groups()) header.set_num_groups(request_.update.num_groups());
+  request_.update = std::move(header);
+  request_.log_prob = v1::LogProbHeader();
   kept_bytes_ = name_bytes_;
 }
 
@@ -95,6 +100,7 @@ absl::Status RequestBuilder::AddHeader(v1::GroupPart& part) {
     request_.log_prob = std::move(*part.mutable_log_prob());
     CheckLogProbHeader(request_.log_prob, group_limits_.numbers, violations_);
   }
+  kept_bytes_ += request_.update.SpaceUsedLong() + request_.log_prob.SpaceUsedLong();
   return absl::OkStatus();
 }
 

@@ -11,10 +11,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/admission/group_rules.h"
@@ -68,8 +68,9 @@ class RequestBuilder {
   v1::StreamEnd end_;
   uint64_t kept_bytes_ = 0, name_bytes_ = 0;
   std::vector<SeenGroup> groups_;
-  std::unordered_map<std::string, size_t> group_of_uid_;
-  std::unordered_set<std::string> rollout_ids_;
+  // Clients choose the names: these are hashed by a seed of the process, so that none can be made to collide.
+  absl::flat_hash_map<std::string, size_t> group_of_uid_;
+  absl::flat_hash_set<std::string> rollout_ids_;
 };
 
 }  // namespace stemma

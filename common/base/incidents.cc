@@ -24,10 +24,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Log lines name requests and paths: as the journal, they are for the server's user alone.
+constexpr mode_t kFolderMode = 0700, kFileMode = 0600;
+
 std::string FolderIn(const std::string& data_directory) { return data_directory + "/incidents"; }
 
 absl::Status MakeFolder(const std::string& path) {
-  if (mkdir(path.c_str(), 0755) == 0 || errno == EEXIST) return absl::OkStatus();
+  if (mkdir(path.c_str(), kFolderMode) == 0 || errno == EEXIST) return absl::OkStatus();
   return ErrnoStatus("create", path, errno);
 }
 
@@ -57,7 +60,7 @@ absl::Status WriteIncidentFile(const std::string& data_directory, const std::str
   RETURN_IF_ERROR(MakeFolder(FolderIn(data_directory)));
   RETURN_IF_ERROR(MakeFolder(folder));
   const std::string path = absl::StrCat(folder, "/", file);
-  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644));
+  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, kFileMode));
   return fd.valid() ? WriteAll(fd.get(), content, path) : ErrnoStatus("open", path, errno);
 }
 

@@ -6,6 +6,7 @@
 // Invariants:
 //  (1) nothing is forced to the disk: a disk that stands still may be what the incident is about.
 //  (2) the newest kIncidentsMax folders stay.
+//  (3) only the user that wrote them reads them.
 #pragma once
 
 #include <cstddef>

@@ -1,10 +1,10 @@
 #include "common/base/json.h"
 
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 
 namespace stemma {
@@ -65,7 +65,7 @@ class Checker : public nlohmann::json_sax<json> {
 
   const JsonLimits limits_;
   int64_t num_values_ = 0;
-  std::vector<std::unordered_set<std::string>> keys_;  // of the open objects and arrays
+  std::vector<absl::flat_hash_set<std::string>> keys_;  // of the open objects and arrays
   std::string error_;
 };
 

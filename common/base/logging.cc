@@ -42,6 +42,27 @@ LogLevel LevelOf(google::LogSeverity severity) {
   return severity == google::GLOG_WARNING ? LogLevel::kWarning : LogLevel::kError;
 }
 
+// What a client sent may stand in a line, and whoever reads it may sit at a terminal, which obeys such characters:
+// those of ASCII, and U+0080 to U+009F in UTF-8.
+std::string WithoutControls(std::string_view message) {
+  std::string text;
+  for (size_t i = 0; i < message.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(message[i]);
+    const bool before_c1 =
+        byte == 0xc2 && i + 1 < message.size() && (static_cast<unsigned char>(message[i + 1]) & 0xe0) == 0x80;
+    if (byte == '\n') {
+      text += ' ';
+    } else if (absl::ascii_iscntrl(byte)) {
+      absl::StrAppend(&text, "\\x", absl::Hex(byte, absl::kZeroPad2));
+    } else if (before_c1) {
+      absl::StrAppend(&text, "\\u00", absl::Hex(static_cast<unsigned char>(message[++i]), absl::kZeroPad2));
+    } else {
+      text += message[i];
+    }
+  }
+  return text;
+}
+
 // Writes to stderr; `line` is of LogLine. Never destroyed: threads log until the process ends.
 void WriteLine(LogFormat format, std::string_view program, std::string_view line) {
   static LineWriter& writer = *new LineWriter(STDERR_FILENO);
@@ -108,9 +129,7 @@ std::string LogLine(LogFormat format, absl::Time time, LogLevel level, std::stri
                     std::string_view message) {
   const std::string stamp = absl::FormatTime(kTimeFormat, time, absl::UTCTimeZone());
   if (format == LogFormat::kText) {
-    std::string text(message);
-    std::replace(text.begin(), text.end(), '\n', ' ');
-    return absl::StrCat(stamp, " ", absl::AsciiStrToUpper(LevelName(level)), " ", text);
+    return absl::StrCat(stamp, " ", absl::AsciiStrToUpper(LevelName(level)), " ", WithoutControls(message));
   }
   const nlohmann::ordered_json line = {
       {"time", stamp}, {"level", LevelName(level)}, {"program", program}, {"pid", getpid()}, {"message", message}};

@@ -28,7 +28,8 @@ struct LogOptions {
   LogLevel level = LogLevel::kInfo;  // the least that is written; a CHECK that fails always is
 };
 
-// Formats a line, without its end. Line ends in the message become spaces in text and \n in JSON.
+// Formats a line, without its end. Line ends in the message become spaces in text and \n in JSON; other control
+// characters \x1b and \u009b, or as JSON has them.
 std::string LogLine(LogFormat format, absl::Time time, LogLevel level, std::string_view program,
                     std::string_view message);
 

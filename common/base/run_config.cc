@@ -300,6 +300,13 @@ void Validate(ParsedRunConfig& parsed) {
     parsed.problems.push_back({key, it == parsed.line_of_key.end() ? 0 : it->second, std::move(message)});
   };
   if (config.model().empty()) report("model", "is missing: a Hugging Face model directory");
+  // The system would open what stands before a zero byte.
+  if (const auto at = std::find_if(config.model().begin(), config.model().end(), absl::ascii_iscntrl);
+      at != config.model().end()) {
+    report("model",
+           absl::StrCat("has the control character \\x", absl::Hex(static_cast<unsigned char>(*at), absl::kZeroPad2),
+                        " at byte ", at - config.model().begin() + 1, ": a path of a model has none"));
+  }
   if (!FindRunDtype(config.dtype())) {
     report("dtype",
            absl::StrCat("\"", config.dtype(), "\" is not one of fp32, fp64, bf16 (float32, float64, bfloat16)"));

@@ -6,9 +6,9 @@
 #include <cerrno>
 #include <optional>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -169,9 +169,9 @@ absl::Status CheckTensor(const safetensors::TensorEntry& tensor, const TensorSpe
 
 absl::Status CheckTensors(const ModelDirectory& directory) {
   const std::vector<TensorSpec> specs = ModelTensors(directory.config);
-  std::unordered_map<std::string_view, const TensorSpec*> expected;
+  absl::flat_hash_map<std::string, const TensorSpec*> expected;
   for (const TensorSpec& spec : specs) expected.emplace(spec.name, &spec);
-  std::unordered_map<std::string_view, const WeightFile*> seen;
+  absl::flat_hash_map<std::string, const WeightFile*> seen;
   for (const WeightFile& shard : directory.shards) {
     const std::string where = absl::StrCat(directory.path, "/", shard.file_name);
     for (const safetensors::TensorEntry& tensor : shard.header.tensors) {

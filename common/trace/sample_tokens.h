@@ -4,8 +4,8 @@
 
 #include <cstdint>
 #include <string>
-#include <unordered_map>
 
+#include "absl/container/flat_hash_map.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {
@@ -22,7 +22,7 @@ class SampleTokens {
   int64_t num_samples() const { return num_single_ + static_cast<int64_t>(tokens_by_id_.size()); }
 
  private:
-  std::unordered_map<std::string, int64_t> tokens_by_id_;
+  absl::flat_hash_map<std::string, int64_t> tokens_by_id_;
   int64_t num_single_ = 0;
 };
 

@@ -65,8 +65,13 @@ std::optional<Arrival> Arrivals::TakeNext() {
   const auto next =
       std::find_if(arrivals_.begin(), arrivals_.end(), [](const Arrival& a) { return !a.validate_only(); });
   if (next == arrivals_.end() || !next->planned()) return std::nullopt;
-  Arrival taken = std::move(*next);
-  arrivals_.erase(next);
+  return TakeOut(next);
+}
+
+Arrival Arrivals::TakeOut(std::list<Arrival>::iterator arrival) {
+  Arrival taken = std::move(*arrival);
+  arrivals_.erase(arrival);
+  if (taken.is_update()) taken.watchers = watchers_.Take(taken.request->header().request_id());
   return taken;
 }
 
@@ -81,9 +86,7 @@ Arrival Arrivals::Remove(const Arrival& arrival) {
   const auto it = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival& a) { return &a == &arrival; });
   CHECK(it != arrivals_.end());
   StopPlan(*it);
-  Arrival removed = std::move(*it);
-  arrivals_.erase(it);
-  return removed;
+  return TakeOut(it);
 }
 
 void Arrivals::Watch(Arrival& arrival, const RequestWaiter& watcher) {
@@ -92,19 +95,20 @@ void Arrivals::Watch(Arrival& arrival, const RequestWaiter& watcher) {
                        MakeError(Reason::kNotFound, absl::StrCat("request ", arrival.request->header().request_id(),
                                                                  " is not accepted yet: its plan is being made")));
   }
-  arrival.watchers.push_back(watcher);
+  watchers_.Add(arrival.request->header().request_id(), watcher);
 }
 
 void Arrivals::AnswerDueWatchers() {
-  for (Arrival& arrival : arrivals_) {
-    const std::vector<RequestWaiter> watchers = std::exchange(arrival.watchers, {});
-    for (const RequestWaiter& watcher : watchers) Watch(arrival, watcher);
+  for (const RequestWaiters::Due& due : watchers_.TakeDue(out_->now())) {
+    Arrival* arrival = Find(due.request_id);
+    CHECK(arrival != nullptr) << due.request_id;
+    Watch(*arrival, due.waiter);
   }
 }
 
 void Arrivals::Leave(CallId call) {
+  watchers_.Remove(call);
   for (Arrival& arrival : arrivals_) {
-    std::erase_if(arrival.watchers, [&](const RequestWaiter& watcher) { return watcher.call == call; });
     if (std::erase_if(arrival.senders, [&](const Arrival::Sender& sender) { return sender.call == call; }) == 0)
       continue;
     const bool ends = arrival.request != nullptr || std::holds_alternative<LoadJob>(arrival.work);
@@ -159,14 +163,6 @@ bool Arrivals::ReadsCheckpoint(const std::string& name) const {
     const std::vector<std::string> read = CheckpointsReadBy(*a.request);
     return std::find(read.begin(), read.end(), name) != read.end();
   });
-}
-
-absl::Time Arrivals::NextDeadline() const {
-  absl::Time next = absl::InfiniteFuture();
-  for (const Arrival& arrival : arrivals_) {
-    for (const RequestWaiter& watcher : arrival.watchers) next = std::min(next, watcher.deadline);
-  }
-  return next;
 }
 
 }  // namespace stemma::server

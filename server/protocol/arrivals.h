@@ -21,7 +21,7 @@
 #include "server/protocol/events.h"
 #include "server/protocol/job_queue.h"
 #include "server/protocol/outbox.h"
-#include "server/protocol/request_table.h"
+#include "server/protocol/request_waiters.h"
 
 namespace stemma::server {
 
@@ -37,7 +37,7 @@ struct Arrival {
   std::shared_ptr<const TrainingRequest> request;  // null: plain work
   PlainWork work;                                  // where there is no request
   std::vector<Sender> senders;
-  std::vector<RequestWaiter> watchers;                // GetRequest
+  std::vector<RequestWaiter> watchers;                // GetRequest; set when it is taken out
   std::shared_ptr<absl::StatusOr<RequestPlan>> plan;  // null: not made yet
   std::optional<internal::v1::SpoolFile> spool;       // that holds it with its plan
 
@@ -93,17 +93,19 @@ class Arrivals {
   bool HasExport(const std::string& name) const;
   bool HasSave(const std::string& name) const;
   bool ReadsCheckpoint(const std::string& name) const;  // a request does
-  absl::Time NextDeadline() const;                      // of a watcher
+  absl::Time NextDeadline() const { return watchers_.NextDeadline(); }
 
  private:
   void StartPlan(Arrival& arrival, const PlanInputs& inputs);
   void StopPlan(const Arrival& arrival);
 
+  Arrival TakeOut(std::list<Arrival>::iterator arrival);
   void DropSpool(const std::optional<internal::v1::SpoolFile>& spool);
 
   Outbox* const out_;
   const std::string spool_prefix_;
   std::list<Arrival> arrivals_;  // in the order in which they came
+  RequestWaiters watchers_;      // of the updates among them
   PlanId next_plan_ = 1;
 };
 

@@ -152,7 +152,7 @@ UpdateRecord& Jobs::AcceptUpdate(const Arrival& arrival, RequestPlan plan) {
 
 void Jobs::Wait(UpdateRecord& record, const RequestWaiter& waiter) {
   if (record.final() || waiter.deadline <= out_->now()) return AnswerWaiter(record, waiter);
-  record.waiters.push_back(waiter);
+  waiters_.Add(record.id, waiter);
 }
 
 void Jobs::AnswerWaiter(const UpdateRecord& record, const RequestWaiter& waiter) {
@@ -165,14 +165,10 @@ void Jobs::AnswerWaiter(const UpdateRecord& record, const RequestWaiter& waiter)
 }
 
 void Jobs::AnswerDueWaiters() {
-  for (UpdateRecord* record : table_.Open()) {
-    std::vector<RequestWaiter> due;
-    std::erase_if(record->waiters, [&](const RequestWaiter& waiter) {
-      if (waiter.deadline > out_->now()) return false;
-      due.push_back(waiter);
-      return true;
-    });
-    for (const RequestWaiter& waiter : due) AnswerWaiter(*record, waiter);
+  for (const RequestWaiters::Due& due : waiters_.TakeDue(out_->now())) {
+    const UpdateRecord* record = table_.Find(due.request_id);
+    CHECK(record != nullptr) << due.request_id;
+    AnswerWaiter(*record, due.waiter);
   }
 }
 
@@ -221,7 +217,7 @@ void Jobs::End(UpdateRecord& record, v1::RequestState state, const absl::Status&
   record.result = v1::UpdateResult();  // Clear would keep its memory
   if (running_.Is(record.id)) EndRunning(record.id, /*has_payload=*/true);
   queue_.RemoveUpdate(record.id);
-  for (const RequestWaiter& waiter : std::exchange(record.waiters, {})) AnswerWaiter(record, waiter);
+  for (const RequestWaiter& waiter : waiters_.Take(record.id)) AnswerWaiter(record, waiter);
   out_->AddReason(absl::StrCat("request ", record.id, " is ", v1::RequestState_Name(state), " after ",
                                record.status.steps_applied(), " of ", record.status.steps_total(), " steps",
                                failure.ok() ? "" : absl::StrCat(": ", ErrorReason(failure), ": ", failure.message())));
@@ -280,7 +276,7 @@ void Jobs::LeaveAll(const absl::Status& status) {
 
 void Jobs::AnswerAllWaiters(const absl::Status& status) {
   for (UpdateRecord* record : table_.Open()) {
-    for (const RequestWaiter& waiter : std::exchange(record->waiters, {})) {
+    for (const RequestWaiter& waiter : waiters_.Take(record->id)) {
       if (waiter.failure_is_error) {
         out_->Reply(waiter.call, status);
       } else {
@@ -289,12 +285,6 @@ void Jobs::AnswerAllWaiters(const absl::Status& status) {
     }
   }
   for (const std::string& id : queue_.CallJobIds()) FinishCallJob(id, status);
-}
-
-bool Jobs::any_waiting() {
-  const std::vector<UpdateRecord*> open = table_.Open();
-  return queue_.num_call_jobs() > 0 ||
-         std::any_of(open.begin(), open.end(), [](const UpdateRecord* record) { return !record->waiters.empty(); });
 }
 
 bool Jobs::ReadsCheckpoint(const std::string& name) {
@@ -334,9 +324,7 @@ void Jobs::RenameLineage(const std::string& before) {
 }
 
 void Jobs::Leave(CallId call) {
-  for (UpdateRecord* record : table_.Open()) {
-    std::erase_if(record->waiters, [&](const RequestWaiter& waiter) { return waiter.call == call; });
-  }
+  waiters_.Remove(call);
   const std::string id = queue_.CallJobOf(call);
   if (id.empty()) return;
   CallJob& job = *queue_.FindCallJob(id);
@@ -355,14 +343,6 @@ uint64_t Jobs::StepAfterOpen() {
     step += record->status.steps_total() - std::min(known, record->status.steps_total());
   }
   return step;
-}
-
-absl::Time Jobs::NextDeadline() {
-  absl::Time next = absl::InfiniteFuture();
-  for (const UpdateRecord* record : table_.Open()) {
-    for (const RequestWaiter& waiter : record->waiters) next = std::min(next, waiter.deadline);
-  }
-  return next;
 }
 
 }  // namespace stemma::server

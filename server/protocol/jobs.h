@@ -21,6 +21,7 @@
 #include "server/protocol/lineage.h"
 #include "server/protocol/outbox.h"
 #include "server/protocol/request_table.h"
+#include "server/protocol/request_waiters.h"
 #include "server/protocol/running_job.h"
 
 namespace stemma::server {
@@ -89,12 +90,13 @@ class Jobs {
   // Whether an open update or a log-prob pass reads the checkpoint's weights.
   bool ReadsCheckpoint(const std::string& name);
   bool any_open() const { return table_.open_count() > 0 || queue_.num_call_jobs() > 0; }
-  bool any_waiting();  // a call, for the end of an update or of its own job
+  // A call, for the end of an update or of its own job.
+  bool any_waiting() const { return queue_.num_call_jobs() > 0 || !waiters_.empty(); }
   uint64_t num_open() const { return table_.open_count() + queue_.num_call_jobs(); }
   uint64_t open_bytes() const { return table_.open_bytes() + queue_.call_job_bytes(); }
   // The step at which a request that is accepted now would start, if nothing before it is skipped or fails.
   uint64_t StepAfterOpen();
-  absl::Time NextDeadline();  // of a waiter
+  absl::Time NextDeadline() const { return waiters_.NextDeadline(); }
 
  private:
   void AnswerWaiter(const UpdateRecord& record, const RequestWaiter& waiter);
@@ -106,6 +108,7 @@ class Jobs {
   const Gang* const gang_;
   const Lineage* const lineage_;
   RequestTable table_;
+  RequestWaiters waiters_;  // for the ends of open updates
   JobQueue queue_;
   RunningJob running_;
   std::optional<UpdateRecord> again_;

@@ -57,10 +57,11 @@ PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunCon
 
 absl::Status AddStepNumbers(const TrainingRequest& request, const StopCheck& stop, RequestPlan& plan) {
   const std::vector<GroupRuns> runs = FindGroupsThatRun(request.update, request.groups);
+  const StepNormalizer normalizer(request.update.loss(), request.groups);
   for (const v1::StepPlan& step : plan.plan.steps()) {
     if (stop && stop()) return absl::CancelledError("planning was stopped");
     const std::vector<uint32_t> mini_batch(step.groups().begin(), step.groups().end());
-    ASSIGN_OR_RETURN(StepNormalization normalization, NormalizeStep(request.update.loss(), request.groups, mini_batch));
+    ASSIGN_OR_RETURN(StepNormalization normalization, normalizer.Normalize(mini_batch));
     plan.steps.push_back({.denominator = normalization.denominator,
                           .rollout_weights = std::move(normalization.rollout_weights),
                           .total_tokens = TotalTokens(request.groups, step),

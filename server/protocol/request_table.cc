@@ -49,7 +49,6 @@ void RequestTable::RestoreExpired(const std::string& id) {
 
 void RequestTable::Finalize(UpdateRecord& record) {
   CHECK(!record.final()) << record.id;
-  CHECK(record.waiters.empty()) << record.id << " still has waiting calls";
   record.ended = true;
   record.request.reset();
   record.plan = RequestPlan();

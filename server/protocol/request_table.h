@@ -15,9 +15,9 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/protocol/events.h"
@@ -27,14 +27,6 @@ namespace stemma::server {
 
 inline constexpr size_t kExpiredIdsMax = 1'000'000;
 inline constexpr uint64_t kResultBytesMax = 1ull << 30;
-
-// A call that waits for a request's end, or for its deadline.
-struct RequestWaiter {
-  CallId call = 0;
-  absl::Time deadline = absl::InfiniteFuture();
-  bool replayed = false;         // an earlier call sent the request
-  bool failure_is_error = true;  // UpdateActor; GetRequest answers OK with the failure inside
-};
 
 struct UpdateRecord {
   std::string id;
@@ -59,7 +51,6 @@ struct UpdateRecord {
   uint32_t attempt = 1;    // of step k
   uint32_t k = 0;
   bool cancel_requested = false;
-  std::vector<RequestWaiter> waiters;
 
   bool final() const { return ended; }
   // Step k is one whose result stands already: the weights are behind it, and are being brought back to where they
@@ -101,7 +92,7 @@ class RequestTable {
   std::map<uint64_t, UpdateRecord> records_;  // by sequence
   std::map<std::string, uint64_t> sequence_of_;
   std::deque<uint64_t> finals_;  // in the order they became final
-  std::unordered_set<std::string> expired_;
+  absl::flat_hash_set<std::string> expired_;
   std::deque<std::string> expired_order_;
 };
 

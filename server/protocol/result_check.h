@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <memory>
 #include <string>
-#include <unordered_map>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "common/admission/training_request.h"
 
@@ -35,7 +35,7 @@ class ResultCheck {
   };
 
   std::shared_ptr<const TrainingRequest> request_;
-  std::unordered_map<std::string, Expected> rollouts_;  // by rollout_id
+  absl::flat_hash_map<std::string, Expected> rollouts_;  // by rollout_id
 };
 
 }  // namespace stemma::server

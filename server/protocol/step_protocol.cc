@@ -172,7 +172,10 @@ void StepProtocol::Decide(UpdateRecord& record, const internal::v1::Vote& vote) 
   if (const internal::v1::KeptStep* step = p_.history.FindDecision(record.id, record.k)) {
     return Repeat(record, vote, step->decision());
   }
-  if (vote.yes() && vote.empty()) return Commit(record, vote, v1::StepResult::SKIPPED_EMPTY);
+  // Whether log-probs are returned changes no weights: a gradient that is 0 by the loss would else be applied, and
+  // momentum and weight decay with it.
+  const bool empty = vote.empty() || record.plan.numbers(record.k).empty.no_gradient;
+  if (vote.yes() && empty) return Commit(record, vote, v1::StepResult::SKIPPED_EMPTY);
   const std::string problem = GradientProblem(record.request->update.adam(), vote, p_.gang.config());
   if (!vote.yes() || !problem.empty()) return OnNoVote(record, vote, problem);
   Commit(record, vote, v1::StepResult::APPLIED);

@@ -41,7 +41,8 @@ v1::StepResult ResultOf(const CoordinatorParts& parts, const UpdateRecord& recor
     result.add_warnings(SkippedText(parts, record));
     return result;
   }
-  const bool empty = outcome == v1::StepResult::SKIPPED_EMPTY;
+  // A step without a gradient may have run for its log-probs, and has numbers then.
+  const bool empty = outcome == v1::StepResult::SKIPPED_EMPTY && (!apply_s || running.vote().empty());
   const internal::v1::Vote vote = empty ? internal::v1::Vote() : running.vote();
   SetStepMetrics({.header = record.request->update,
                   .report = StepReportOf(record.plan, record.k),

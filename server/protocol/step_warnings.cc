@@ -13,10 +13,11 @@ namespace {
 GroupRuns RunsOf(const v1::UpdateHeader& header, const v1::PromptGroup& group) {
   bool has_tokens = false;
   for (const v1::Rollout& rollout : group.rollouts()) {
-    if (RolloutRuns(header, rollout)) return GroupRuns::kYes;
+    if (HasLoss(header.loss(), rollout)) return GroupRuns::kYes;
     has_tokens = has_tokens || UnmaskedTokens(rollout) > 0;
   }
-  return has_tokens ? GroupRuns::kZeroFactor : GroupRuns::kNoTokens;
+  if (!has_tokens) return GroupRuns::kNoTokens;
+  return header.return_log_probs() ? GroupRuns::kForLogProbs : GroupRuns::kZeroFactor;
 }
 
 bool SendsImportanceWeights(const v1::PromptGroup& group) {
@@ -31,9 +32,8 @@ const char* FactorName(const v1::UpdateHeader& header, bool importance_weights) 
   return importance_weights ? "advantages times rollout_is_weights" : "advantages";
 }
 
-std::string Warning(const std::string& what, uint32_t count, size_t groups, bool all) {
-  return absl::StrCat(what, " in ", count, " of ", groups,
-                      " groups: ", all ? "nothing was computed" : "these were not computed");
+std::string Warning(const std::string& what, uint32_t count, size_t groups, const char* consequence) {
+  return absl::StrCat(what, " in ", count, " of ", groups, " groups: ", consequence);
 }
 
 }  // namespace
@@ -47,22 +47,25 @@ std::vector<GroupRuns> FindGroupsThatRun(const v1::UpdateHeader& header, const s
 
 EmptyGroups CountEmptyGroups(const v1::UpdateHeader& header, const std::vector<v1::PromptGroup>& groups,
                              std::span<const GroupRuns> runs, std::span<const uint32_t> mini_batch) {
-  uint32_t zero = 0, no_tokens = 0;
+  uint32_t zero = 0, no_tokens = 0, for_log_probs = 0;
   bool importance_weights = false;
   for (const uint32_t index : mini_batch) {
     if (runs[index] == GroupRuns::kNoTokens) ++no_tokens;
-    if (runs[index] != GroupRuns::kZeroFactor) continue;
-    ++zero;
+    if (runs[index] == GroupRuns::kYes || runs[index] == GroupRuns::kNoTokens) continue;
+    ++(runs[index] == GroupRuns::kZeroFactor ? zero : for_log_probs);
     importance_weights = importance_weights || SendsImportanceWeights(groups[index]);
   }
   EmptyGroups empty = {.count = zero + no_tokens};
-  const bool all = empty.count == mini_batch.size();
-  if (zero > 0) {
-    const std::string what = absl::StrCat("all ", FactorName(header, importance_weights), " are 0");
-    empty.warnings.push_back(Warning(what, zero, mini_batch.size(), all));
+  empty.no_gradient = empty.count + for_log_probs == mini_batch.size();
+  const char* const left_out = empty.count == mini_batch.size() ? "nothing was computed" : "these were not computed";
+  const std::string factor = absl::StrCat("all ", FactorName(header, importance_weights), " are 0");
+  if (zero > 0) empty.warnings.push_back(Warning(factor, zero, mini_batch.size(), left_out));
+  if (for_log_probs > 0) {
+    empty.warnings.push_back(
+        Warning(factor, for_log_probs, mini_batch.size(), "these were computed for their log-probs alone"));
   }
   if (no_tokens > 0) {
-    empty.warnings.push_back(Warning("no response token has mask 1", no_tokens, mini_batch.size(), all));
+    empty.warnings.push_back(Warning("no response token has mask 1", no_tokens, mini_batch.size(), left_out));
   }
   return empty;
 }

@@ -10,14 +10,16 @@
 
 namespace stemma::server {
 
-// Whether a group runs: some rollout does; no response token counts; or what multiplies every token's loss is 0.
-enum class GroupRuns { kYes, kNoTokens, kZeroFactor };
+// Whether a group runs: some rollout has a loss; no response token counts; what multiplies every token's loss is 0, so
+// that it does not run, or runs for its log-probs alone.
+enum class GroupRuns { kYes, kNoTokens, kZeroFactor, kForLogProbs };
 
 // One for each group. Advantages are filled.
 std::vector<GroupRuns> FindGroupsThatRun(const v1::UpdateHeader& header, const std::vector<v1::PromptGroup>& groups);
 
 struct EmptyGroups {
   uint32_t count = 0;                      // of the mini-batch's groups, those that are not computed
+  bool no_gradient = false;                // in none of them; whatever was computed, there is no optimizer step
   std::vector<std::string> warnings = {};  // "all advantages are 0 in 2 of 4 groups: these were not computed"
 };
 

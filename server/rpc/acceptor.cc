@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,6 +53,12 @@ void SetPort(sockaddr* address, uint16_t port) {
   }
 }
 
+// 0: it is not open.
+ino_t InodeOf(int fd) {
+  struct stat info;
+  return fstat(fd, &info) == 0 ? info.st_ino : 0;
+}
+
 // None: errno says why not. Accepted sockets inherit TCP_NODELAY.
 UniqueFd ListenOn(const addrinfo& address) {
   UniqueFd fd(socket(address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
@@ -66,7 +73,7 @@ UniqueFd ListenOn(const addrinfo& address) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Open(const AcceptorOptions& options) {
-  std::unique_ptr<Acceptor> self(new Acceptor(options.connections_max));
+  std::unique_ptr<Acceptor> self(new Acceptor(options));
   addrinfo hints = {};
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   hints.ai_socktype = SOCK_STREAM;
@@ -164,11 +171,27 @@ bool Acceptor::AcceptFrom(int listener) {
       close(fd);
       continue;
     }
+    if (!CountIn(fd)) {
+      problem_ = absl::StrCat("a connection to port ", port_, " is closed at once: ", own_max_, " are open there, and ",
+                              "more are not taken");
+      close(fd);
+      continue;
+    }
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.listener_fd = listener;
     connection.fd = fd;
     grpc_->HandleNewConnection(&connection);
   }
+}
+
+bool Acceptor::CountIn(int fd) {
+  if (own_max_ == 0) return true;
+  if (counted_.size() >= own_max_) {
+    std::erase_if(counted_, [](const Connection& one) { return InodeOf(one.fd) != one.inode; });
+  }
+  if (counted_.size() >= own_max_) return false;
+  counted_.push_back({fd, InodeOf(fd)});
+  return true;
 }
 
 void Acceptor::Say(absl::Time now, const std::string& text) {

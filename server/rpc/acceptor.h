@@ -8,6 +8,8 @@
 // Thread safety: Open and AddTo before the server starts; then Start; Stop (idempotent) from any one thread.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -28,6 +30,8 @@ struct AcceptorOptions {
   // The most connections of clients; some descriptors are kept free of them. 0: what the process may open is the only
   // bound, for listeners of our own processes, which must get through when clients have taken all that they may.
   uint64_t connections_max = 0;
+  // The most connections of this listener, whatever the others have. 0: no such bound.
+  uint64_t own_max = 0;
 };
 
 class Acceptor {
@@ -44,18 +48,28 @@ class Acceptor {
   void Stop();
 
  private:
-  explicit Acceptor(uint64_t connections_max) : connections_max_(connections_max) {}
+  // A connection that was accepted. gRPC closes it, and the descriptor may be another file's then: the inode tells.
+  struct Connection {
+    int fd = -1;
+    ino_t inode = 0;
+  };
+
+  explicit Acceptor(const AcceptorOptions& options)
+      : connections_max_(options.connections_max), own_max_(options.own_max) {}
   void Run(const Clock& clock);
   // False: accepting failed, and is to be tried again later.
   bool AcceptFrom(int listener);
+  // Counts the connection in, or says that the listener has all that it may.
+  bool CountIn(int fd);
   void Say(absl::Time now, const std::string& text);
 
-  const uint64_t connections_max_;
+  const uint64_t connections_max_, own_max_;
   uint16_t port_ = 0;
   int descriptor_max_ = 0;           // of a connection; set by Start
   std::string refusal_;              // what is said of a connection beyond that; set by Start
   UniqueFd wake_;                    // an eventfd that Stop writes
   std::vector<UniqueFd> listeners_;  // non-blocking
+  std::vector<Connection> counted_;  // with own_max_: those that may be open
   std::string problem_;              // of the last connection that was not taken; empty: it was
   absl::Time said_at_ = absl::InfinitePast();
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> grpc_;

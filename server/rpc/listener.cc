@@ -58,9 +58,10 @@ absl::StatusOr<Listener> Listen(const ListenerOptions& options, const Clock& clo
   if (!options.health) builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
   HostPort address = options.address;
   Listener listener;
-  ASSIGN_OR_RETURN(
-      listener.acceptor,
-      Acceptor::Open({.host = address.host, .port = address.port, .connections_max = options.connections_max}));
+  ASSIGN_OR_RETURN(listener.acceptor, Acceptor::Open({.host = address.host,
+                                                      .port = address.port,
+                                                      .connections_max = options.connections_max,
+                                                      .own_max = options.own_max}));
   listener.acceptor->AddTo(builder);
   if (options.service != nullptr) builder.RegisterService(options.service);
   if (options.nothing != nullptr) builder.RegisterCallbackGenericService(options.nothing);

@@ -21,6 +21,7 @@ struct ListenerOptions {
   grpc::Service* service = nullptr;
   grpc::CallbackGenericService* nothing = nullptr;
   uint64_t connections_max = 0;  // open at a time; 0: what the process may open
+  uint64_t own_max = 0;          // of this listener alone; 0: no such bound (AcceptorOptions)
   int message_bytes_max = 0;     // of one received message
   int streams_max = 0;           // calls at a time of one connection
   bool health = false;           // grpc.health.v1.Health

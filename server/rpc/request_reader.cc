@@ -6,8 +6,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/admission/decoded_bytes.h"
 #include "common/base/error.h"
 #include "common/base/status_macros.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
+#include "grpcpp/support/proto_buffer_reader.h"
 
 namespace stemma::server {
 namespace {
@@ -53,10 +56,25 @@ void RequestReader::OnReadDone(bool ok) {
   if (!ended_.exchange(true)) hooks_.submit(*std::move(request));
 }
 
+absl::StatusOr<v1::GroupPart> RequestReader::Decode() {
+  {
+    grpc::ProtoBufferReader bytes(&part_);
+    RETURN_IF_ERROR(share_.Set(builder_.kept_bytes() + DecodedBytes(*v1::GroupPart::descriptor(), bytes)));
+  }
+  v1::GroupPart part;
+  if (grpc::SerializationTraits<v1::GroupPart>::Deserialize(&part_, &part).ok()) return part;
+  return MakeError(
+      Reason::kShortStream,
+      "a part is cut, or no GroupPart at all (its texts must be UTF-8); nothing happened, the request_id is free");
+}
+
 absl::Status RequestReader::Take() {
-  const uint64_t held = builder_.kept_bytes() + part_.ByteSizeLong();
-  const absl::Status status = builder_.Add(part_);
-  part_ = v1::GroupPart();  // what was not taken is not kept until the next part
+  const uint64_t held = builder_.kept_bytes() + part_.Length();
+  absl::StatusOr<v1::GroupPart> part = Decode();
+  part_.Clear();
+  RETURN_IF_ERROR(part.status());
+  const absl::Status status = builder_.Add(*part);
+  part = v1::GroupPart();  // what was not taken is not kept until the next part
   // gRPC read it in pieces that lie all over the heap, which would keep them.
   if (held > builder_.kept_bytes() + kDroppedBytes) malloc_trim(0);
   RETURN_IF_ERROR(status);

@@ -1,9 +1,9 @@
 // Reads the parts of one request from its stream, and hands on the request, or why there is none. What a streaming call
 // does with its client's half.
 //
-// A part is checked when it comes, and the next one is read after it: so the client is held back. What is kept counts
-// against limits.receiving_bytes, all streams together; a stream that brings nothing for limits.stream_idle_ms is
-// ended.
+// A part is checked when it comes, and the next one is read after it: so the client is held back. What it will take is
+// counted against limits.receiving_bytes, all streams together, before it is decoded, and what is kept of it after;
+// a stream that brings nothing for limits.stream_idle_ms is ended.
 //
 // Thread safety: OnReadDone is called by one thread at a time, Abandon by any. `refuse` or `submit` is called at most
 // once, and neither after Abandon.
@@ -14,7 +14,9 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/admission/request_builder.h"
+#include "grpcpp/support/byte_buffer.h"
 #include "server/rpc/idle_timer.h"
 #include "server/rpc/receiving_budget.h"
 #include "stemma/v1/training.pb.h"
@@ -32,7 +34,7 @@ struct RequestRules {
 class RequestReader {
  public:
   struct Hooks {
-    std::function<void(v1::GroupPart*)> start_read;
+    std::function<void(grpc::ByteBuffer*)> start_read;
     std::function<void(const absl::Status&)> refuse;
     std::function<void(std::shared_ptr<const TrainingRequest>)> submit;
   };
@@ -48,6 +50,7 @@ class RequestReader {
  private:
   void ReadNext();
   absl::Status Take();
+  absl::StatusOr<v1::GroupPart> Decode();
   void End(const absl::Status& status);
 
   const Hooks hooks_;
@@ -55,7 +58,7 @@ class RequestReader {
   ReceivingBudget::Share share_;
   const uint64_t idle_ms_;
   IdleTimer timer_;
-  v1::GroupPart part_;
+  grpc::ByteBuffer part_;  // not decoded
   std::weak_ptr<void> call_;
   std::atomic<bool> ended_ = false;
 };

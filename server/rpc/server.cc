@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
+#include "common/base/mesh.h"
 #include "common/base/message_sizes.h"
 #include "common/base/status_macros.h"
 #include "common/base/steady_time.h"
@@ -26,6 +27,7 @@ namespace {
 // Calls at a time of one connection. A client's are four for each request that may be in flight, within these bounds.
 constexpr uint64_t kClientStreamsAtLeast = 1024, kClientStreamsAtMost = 1 << 16;
 constexpr int kWorkerStreamsMax = 4, kOpsStreamsMax = 16;
+constexpr uint64_t kOpsConnectionsMax = 64;
 constexpr int kOpsMessageBytesMax = 64 << 10;
 
 // Returns how many calls of one connection are answered at a time. Those beyond stand in line behind those that wait
@@ -35,6 +37,10 @@ constexpr int kOpsMessageBytesMax = 64 << 10;
 int ClientStreamsMax(const v1::Limits& limits) {
   return static_cast<int>(std::clamp(4 * limits.requests_in_flight(), kClientStreamsAtLeast, kClientStreamsAtMost));
 }
+
+// Returns how many connections the workers' listener takes: those of a full mesh, of one before it whose hosts are gone
+// without a word, and of some that the server turns away.
+uint64_t WorkerConnectionsMax(uint32_t ranks) { return 2 * uint64_t{ranks} + 16; }
 
 // gRPC's own lines are for who debugs gRPC: what matters to an operator comes back as a status, and is said in our
 // words.
@@ -73,6 +79,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
   std::unique_ptr<Server> self(new Server(clock));
   Rpc& rpc = *self->rpc_;
   PlanFunction plan = MakePlanFunction(options.model);
+  const uint32_t ranks = NumRanks(options.coordinator.config.mesh());
   const RunNumbers numbers = NumbersOfRun(RunDtypeOf(options.coordinator.config.dtype()));
   AnswerWatch watch(SteadyNow(clock), options.coordinator.worker_lost_after, options.coordinator.worker_stalled_after);
   options.coordinator.calibration = ReadCalibration(options.coordinator.data_directory);
@@ -81,7 +88,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
                                     [raw = self.get()](bool ready) { raw->SetReady(ready); });
   rpc.training = std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model, numbers);
   rpc.worker = std::make_unique<WorkerServiceRpc>(*self->coordinator_, options.worker_secret);
-  RETURN_IF_ERROR(self->OpenListeners(options));
+  RETURN_IF_ERROR(self->OpenListeners(options, ranks));
   self->watch_ = std::make_unique<AnswerWatchThread>(
       [raw = self.get()](std::function<void()> answer) { raw->coordinator_->Ask(std::move(answer)); }, std::move(watch),
       clock, [raw = self.get()](Answering answering) { raw->SetAnswering(answering); });
@@ -100,9 +107,10 @@ absl::Status Server::OpenMetrics(const ServerOptions& options) {
 }
 
 // Health first, clients last: whoever reaches a listener finds what stands behind it.
-absl::Status Server::OpenListeners(const ServerOptions& options) {
+absl::Status Server::OpenListeners(const ServerOptions& options, uint32_t ranks) {
   ASSIGN_OR_RETURN(Listener ops, Listen({.address = options.ops_listen,
                                          .nothing = &rpc_->nothing,
+                                         .own_max = kOpsConnectionsMax,
                                          .message_bytes_max = kOpsMessageBytesMax,
                                          .streams_max = kOpsStreamsMax,
                                          .health = true},
@@ -116,6 +124,7 @@ absl::Status Server::OpenListeners(const ServerOptions& options) {
   RETURN_IF_ERROR(OpenMetrics(options));
   ASSIGN_OR_RETURN(rpc_->workers, Listen({.address = options.worker_listen,
                                           .service = rpc_->worker.get(),
+                                          .own_max = WorkerConnectionsMax(ranks),
                                           .message_bytes_max = kReceivedBytesMax,
                                           .streams_max = kWorkerStreamsMax},
                                          clock_));

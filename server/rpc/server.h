@@ -54,7 +54,7 @@ class Server {
 
  private:
   explicit Server(const Clock& clock);
-  absl::Status OpenListeners(const ServerOptions& options);
+  absl::Status OpenListeners(const ServerOptions& options, uint32_t ranks);
   absl::Status OpenMetrics(const ServerOptions& options);
   void SetReady(bool ready);
   void SetAnswering(Answering answering);

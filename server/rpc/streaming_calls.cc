@@ -4,25 +4,33 @@
 #include <variant>
 
 #include "glog/logging.h"
+#include "grpcpp/impl/codegen/proto_utils.h"
+#include "grpcpp/support/proto_buffer_writer.h"
 #include "server/rpc/grpc_status.h"
 
 namespace stemma::server {
 namespace {
 
+grpc::Status Encode(const google::protobuf::Message& message, grpc::ByteBuffer& bytes) {
+  bytes.Clear();
+  bool own = false;
+  return grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::Message>(message, &bytes, &own);
+}
+
 grpc::Status ClientLeft() { return grpc::Status(grpc::StatusCode::CANCELLED, "the client left"); }
 
 }  // namespace
 
-UpdateActorCall::UpdateActorCall(Coordinator& coordinator, const RequestRules& rules, v1::RequestStatus* response)
+UpdateActorCall::UpdateActorCall(Coordinator& coordinator, const RequestRules& rules, grpc::ByteBuffer* response)
     : coordinator_(coordinator),
       reader_(TrainingRequest::Kind::kUpdate, rules,
-              {.start_read = [this](v1::GroupPart* part) { StartRead(part); },
+              {.start_read = [this](grpc::ByteBuffer* part) { StartRead(part); },
                .refuse = [this](const absl::Status& status) { FinishOnce(ToGrpcStatus(status)); },
                .submit = [this](std::shared_ptr<const TrainingRequest> request) { Submit(std::move(request)); }}),
       response_(response) {}
 
-grpc::ServerReadReactor<v1::GroupPart>* UpdateActorCall::Start(Coordinator& coordinator, const RequestRules& rules,
-                                                               v1::RequestStatus* response) {
+grpc::ServerReadReactor<grpc::ByteBuffer>* UpdateActorCall::Start(Coordinator& coordinator, const RequestRules& rules,
+                                                                  grpc::ByteBuffer* response) {
   auto call = std::make_shared<UpdateActorCall>(coordinator, rules, response);
   call->self_ = call;
   call->reader_.Start(call);
@@ -46,8 +54,7 @@ void UpdateActorCall::OnChunk(std::shared_ptr<const v1::GroupResult>) { LOG(FATA
 void UpdateActorCall::OnReply(Reply reply) {
   if (finished_.exchange(true)) return;
   if (const auto* status = std::get_if<absl::Status>(&reply)) return Finish(ToGrpcStatus(*status));
-  *response_ = std::move(std::get<v1::RequestStatus>(reply));
-  Finish(grpc::Status::OK);
+  Finish(Encode(std::get<v1::RequestStatus>(reply), *response_));
 }
 
 void UpdateActorCall::FinishOnce(const grpc::Status& status) {
@@ -57,16 +64,22 @@ void UpdateActorCall::FinishOnce(const grpc::Status& status) {
 LogProbCall::LogProbCall(Coordinator& coordinator, const RequestRules& rules, grpc::CallbackServerContext* context)
     : coordinator_(coordinator),
       reader_(TrainingRequest::Kind::kLogProb, rules,
-              {.start_read = [this](v1::GroupPart* part) { StartRead(part); },
+              {.start_read = [this](grpc::ByteBuffer* part) { StartRead(part); },
                .refuse = [this](const absl::Status& status) { stream_.End(status); },
                .submit = [this](std::shared_ptr<const TrainingRequest> request) { Submit(std::move(request)); }}),
       stream_(context, rules.limits.stream_idle_ms(),
-              {.write = [this](const v1::GroupResult* chunk) { StartWrite(chunk); },
+              {.write = [this](const v1::GroupResult* chunk) { Write(*chunk); },
                .finish = [this](const grpc::Status& status) { Finish(status); }}) {}
 
-grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* LogProbCall::Start(Coordinator& coordinator,
-                                                                            const RequestRules& rules,
-                                                                            grpc::CallbackServerContext* context) {
+void LogProbCall::Write(const v1::GroupResult& chunk) {
+  const grpc::Status encoded = Encode(chunk, chunk_);
+  CHECK(encoded.ok()) << encoded.error_message();  // chunks are small (protocol/payload_chunks.h)
+  StartWrite(&chunk_);
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LogProbCall::Start(Coordinator& coordinator,
+                                                                                const RequestRules& rules,
+                                                                                grpc::CallbackServerContext* context) {
   auto call = std::make_shared<LogProbCall>(coordinator, rules, context);
   call->self_ = call;
   call->stream_.Start(call);

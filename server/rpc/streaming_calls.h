@@ -1,4 +1,5 @@
-// The calls whose request or answer is a stream. Each holds itself until OnDone, and finishes on every path.
+// The calls whose request or answer is a stream. Each holds itself until OnDone, and finishes on every path. gRPC
+// decodes nothing of a request's stream: RequestReader does, when it has counted what that takes.
 #pragma once
 
 #include <atomic>
@@ -6,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/coordinator/coordinator.h"
 #include "server/rpc/request_reader.h"
@@ -14,11 +16,11 @@
 
 namespace stemma::server {
 
-class UpdateActorCall final : public grpc::ServerReadReactor<v1::GroupPart>, public ClientCall {
+class UpdateActorCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>, public ClientCall {
  public:
-  static grpc::ServerReadReactor<v1::GroupPart>* Start(Coordinator& coordinator, const RequestRules& rules,
-                                                       v1::RequestStatus* response);
-  UpdateActorCall(Coordinator& coordinator, const RequestRules& rules, v1::RequestStatus* response);
+  static grpc::ServerReadReactor<grpc::ByteBuffer>* Start(Coordinator& coordinator, const RequestRules& rules,
+                                                          grpc::ByteBuffer* response);
+  UpdateActorCall(Coordinator& coordinator, const RequestRules& rules, grpc::ByteBuffer* response);
 
   void OnReadDone(bool ok) override { reader_.OnReadDone(ok); }
   void OnCancel() override;
@@ -32,18 +34,18 @@ class UpdateActorCall final : public grpc::ServerReadReactor<v1::GroupPart>, pub
 
   Coordinator& coordinator_;
   RequestReader reader_;
-  v1::RequestStatus* const response_;
+  grpc::ByteBuffer* const response_;
   std::atomic<CallId> call_ = 0;
   std::atomic<bool> cancelled_ = false;
   std::atomic<bool> finished_ = false;
   std::shared_ptr<UpdateActorCall> self_;
 };
 
-class LogProbCall final : public grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>, public ClientCall {
+class LogProbCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>, public ClientCall {
  public:
-  static grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* Start(Coordinator& coordinator,
-                                                                        const RequestRules& rules,
-                                                                        grpc::CallbackServerContext* context);
+  static grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Start(Coordinator& coordinator,
+                                                                            const RequestRules& rules,
+                                                                            grpc::CallbackServerContext* context);
   LogProbCall(Coordinator& coordinator, const RequestRules& rules, grpc::CallbackServerContext* context);
 
   void OnReadDone(bool ok) override { reader_.OnReadDone(ok); }
@@ -55,11 +57,13 @@ class LogProbCall final : public grpc::ServerBidiReactor<v1::GroupPart, v1::Grou
 
  private:
   void Submit(std::shared_ptr<const TrainingRequest> request);
+  void Write(const v1::GroupResult& chunk);
 
   Coordinator& coordinator_;
   RequestReader reader_;
   std::atomic<CallId> call_ = 0;
   std::atomic<bool> cancelled_ = false;
+  grpc::ByteBuffer chunk_;  // that is being written
   ResultStream stream_;
   std::shared_ptr<LogProbCall> self_;
 };

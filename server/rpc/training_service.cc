@@ -36,12 +36,12 @@ grpc::ServerUnaryReactor* TrainingServiceRpc::GetModel(grpc::CallbackServerConte
   return UnaryCall<v1::ModelInfo>::Start(coordinator_, response, [](CallId call) { return GetModelEvent{call}; });
 }
 
-grpc::ServerReadReactor<v1::GroupPart>* TrainingServiceRpc::UpdateActor(grpc::CallbackServerContext*,
-                                                                        v1::RequestStatus* response) {
+grpc::ServerReadReactor<grpc::ByteBuffer>* TrainingServiceRpc::UpdateActor(grpc::CallbackServerContext*,
+                                                                           grpc::ByteBuffer* response) {
   return UpdateActorCall::Start(coordinator_, rules(), response);
 }
 
-grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* TrainingServiceRpc::ComputeLogProb(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainingServiceRpc::ComputeLogProb(
     grpc::CallbackServerContext* context) {
   return LogProbCall::Start(coordinator_, rules(), context);
 }

@@ -10,7 +10,24 @@
 
 namespace stemma::server {
 
-class TrainingServiceRpc final : public v1::TrainingService::CallbackService {
+// TrainingService::CallbackService, but for the streams of requests, which gRPC does not decode (streaming_calls.h).
+namespace training_calls {
+using Calls = v1::TrainingService;
+template <typename Base>
+using WithRequests = Calls::WithRawCallbackMethod_UpdateActor<Calls::WithRawCallbackMethod_ComputeLogProb<
+    Calls::WithCallbackMethod_GetRequest<Calls::WithCallbackMethod_ListRequests<
+        Calls::WithCallbackMethod_CancelRequest<Calls::WithCallbackMethod_ReadResults<Base>>>>>>;
+template <typename Base>
+using WithCheckpoints = Calls::WithCallbackMethod_SaveCheckpoint<Calls::WithCallbackMethod_LoadCheckpoint<
+    Calls::WithCallbackMethod_ListCheckpoints<Calls::WithCallbackMethod_VerifyCheckpoint<
+        Calls::WithCallbackMethod_PinCheckpoint<Calls::WithCallbackMethod_DeleteCheckpoint<Base>>>>>>;
+template <typename Base>
+using WithModel = Calls::WithCallbackMethod_GetServerInfo<
+    Calls::WithCallbackMethod_GetModel<Calls::WithCallbackMethod_ExportWeights<Base>>>;
+using All = WithRequests<WithCheckpoints<WithModel<Calls::Service>>>;
+}  // namespace training_calls
+
+class TrainingServiceRpc final : public training_calls::All {
  public:
   TrainingServiceRpc(Coordinator& coordinator, v1::Limits limits, ModelConfig model, const RunNumbers& numbers)
       : coordinator_(coordinator),
@@ -23,9 +40,9 @@ class TrainingServiceRpc final : public v1::TrainingService::CallbackService {
                                           v1::ServerInfo* response) override;
   grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext*, const v1::GetModelRequest*,
                                      v1::ModelInfo* response) override;
-  grpc::ServerReadReactor<v1::GroupPart>* UpdateActor(grpc::CallbackServerContext*,
-                                                      v1::RequestStatus* response) override;
-  grpc::ServerBidiReactor<v1::GroupPart, v1::GroupResult>* ComputeLogProb(grpc::CallbackServerContext*) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* UpdateActor(grpc::CallbackServerContext*,
+                                                         grpc::ByteBuffer* response) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ComputeLogProb(grpc::CallbackServerContext*) override;
   grpc::ServerUnaryReactor* GetRequest(grpc::CallbackServerContext*, const v1::GetRequestRequest* request,
                                        v1::RequestStatus* response) override;
   grpc::ServerUnaryReactor* ListRequests(grpc::CallbackServerContext*, const v1::ListRequestsRequest*,

@@ -167,6 +167,7 @@ CASES = [
     Case("cross_entropy", "qwen2_tied", "cross_entropy", _mini(2, 2), one_weightless_rollout),
     Case("entropy_and_temperature", "qwen3", "vanilla", _mini(2), options={
         "entropy_coeff": 0.0625, "temperature": 0.75, "kl": "abs", "ref_from": "CLIENT"}),
-    Case("log_probs_come_back", "llama", "vanilla", _mini(2, 2, return_log_probs=True), empty_in_the_middle),
+    Case("log_probs_come_back", "llama", "vanilla", _mini(2, 2, return_log_probs=True), empty_in_the_middle,
+         outcomes=(APPLIED, EMPTY, APPLIED) * 2),
 ]
 BY_NAME = {case.name: case for case in CASES}

@@ -95,6 +95,45 @@ def test_bytes_of_all_streams_are_bounded_together(cluster):
     assert "cut" in short.message
 
 
+def test_what_a_part_becomes_counts_before_it_is_decoded():
+    """A million rollouts with nothing in them are 2 MB in a message, and 130 MB in memory."""
+    parts = [header_part().SerializeToString(), group_part("g").SerializeToString() + group_of_empty_rollouts(1 << 20)]
+    with Cluster(fake=True, config=SMALL) as cluster, grpc.insecure_channel(cluster.address) as channel:
+        update = channel.stream_unary("/stemma.v1.TrainingService/UpdateActor", request_serializer=bytes)
+        serves(cluster)
+        before = memory_mib(cluster)
+        for _ in range(4):
+            refused = refusal(lambda: update(iter(parts), timeout=60))
+            assert refused.reason == "LIMIT_EXCEEDED" and "limits.receiving_bytes" in refused.message, refused
+        assert memory_mib(cluster) - before < 50
+        serves(cluster)
+
+
+def group_of_empty_rollouts(count):
+    """More of the group of a GroupPart, in its bytes."""
+    rollouts = b"\x1a\x00" * count
+    return b"\x1a" + varint(len(rollouts)) + rollouts
+
+
+def varint(number):
+    written = bytearray()
+    while number > 127:
+        written.append(number & 127 | 128)
+        number >>= 7
+    return bytes(written + bytes([number]))
+
+
+@pytest.mark.parametrize("call", ["UpdateActor", "ComputeLogProb"])
+def test_a_part_that_is_no_message_is_refused(cluster, call):
+    kind = "stream_unary" if call == "UpdateActor" else "stream_stream"
+    with grpc.insecure_channel(cluster.address) as channel:
+        send = getattr(channel, kind)(f"/stemma.v1.TrainingService/{call}", request_serializer=bytes)
+        answer = lambda: send(iter([b"\x1a\xff"]), timeout=60)
+        refused = refusal(answer if kind == "stream_unary" else lambda: list(answer()))
+    assert refused.reason == "SHORT_STREAM" and "no GroupPart" in refused.message, refused
+    serves(cluster)
+
+
 def test_a_request_that_could_never_be_received_is_told_so(cluster):
     refused = refusal(lambda: cluster.stub.UpdateActor(
         iter([header_part(), *(large(24, uid) for uid in "abc")]), timeout=60))

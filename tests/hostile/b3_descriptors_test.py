@@ -1,5 +1,6 @@
 """B3: running out of file descriptors does not stop the server from accepting, and connections are capped before it."""
 
+import concurrent.futures
 import resource
 import socket
 
@@ -23,8 +24,8 @@ def soft_limit(cluster):
     return resource.prlimit(cluster.server.pid, resource.RLIMIT_NOFILE)[0]
 
 
-def connect(cluster, count):
-    host, _, port = cluster.address.rpartition(":")
+def connect(cluster, count, address=None):
+    host, _, port = (address or cluster.address).rpartition(":")
     return [socket.create_connection((host.strip("[]"), int(port))) for _ in range(count)]
 
 
@@ -75,6 +76,23 @@ def test_connections_are_capped_by_a_published_limit():
             connection.close()
         wait_for(lambda: new_client_gets_through(cluster), "a new client to get through")
         assert Request().send(cluster.stub).steps_applied == 1
+
+
+@pytest.mark.parametrize("listener, most", [("workers", 2 * 1 + 16), ("ops", 64)])
+def test_connections_of_workers_and_probes_are_capped_each_by_itself(listener, most):
+    """Nothing of theirs is taken from clients, and a place that is left is free again."""
+    with Cluster(fake=True) as cluster:
+        others = connect(cluster, 100)
+        address, open_before = (cluster.worker_address, 1) if listener == "workers" else (cluster.ops_address, 0)
+        flood = connect(cluster, most + 20, address)
+        wait_for(lambda: f"{most} are open there" in cluster.said(), "the cap to be reached")
+        with concurrent.futures.ThreadPoolExecutor(len(flood)) as pool:
+            assert list(pool.map(is_closed, flood)).count(False) == most - open_before
+        serves(cluster)
+        for connection in flood:
+            connection.close()
+        wait_for(lambda: not is_closed(connect(cluster, 1, address)[0]), "a new connection to be taken")
+        assert not is_closed(others[0]) and not is_closed(others[-1]), "those of clients are counted apart"
 
 
 def is_closed(connection):

@@ -106,13 +106,13 @@ def aggregation(request, rows):
     raise ValueError(mode)
 
 
-def is_run(request, row, advantage):
-    """What has no gradient is not run, unless its log-probs are asked for: no unmasked token, or a policy term that is a
-    multiple of 0 on every unmasked token while neither KL nor entropy has a coefficient, be it 0."""
-    header, loss = request["header"], request["header"]["loss"]
+def has_loss(request, row, advantage):
+    """False where nothing has a gradient: no unmasked token, or a policy term that is a multiple of 0 on every unmasked token
+    while neither KL nor entropy has a coefficient, be it 0."""
+    loss = request["header"]["loss"]
     if row.mask.sum() == 0:
         return False
-    if header.get("return_log_probs") or loss.get("kl_loss_coef") is not None or loss.get("entropy_coeff") is not None:
+    if loss.get("kl_loss_coef") is not None or loss.get("entropy_coeff") is not None:
         return True
     factor = row.array("loss_weights") if loss["loss_mode"] == "cross_entropy" else advantage
     importance = row.array("rollout_is_weights")
@@ -121,12 +121,20 @@ def is_run(request, row, advantage):
     return bool((factor * row.mask).abs().max() > 0)
 
 
+def is_run(request, row, advantage):
+    """What has no loss is not run, unless its log-probs are asked for."""
+    if request["header"].get("return_log_probs"):
+        return bool(row.mask.sum() > 0)
+    return has_loss(request, row, advantage)
+
+
 @dataclasses.dataclass
 class StepResult:
     loss: float
     log_probs: dict  # by rollout_id, of the rollouts that are run
     entropies: dict
     gradients: dict  # by Hugging Face name, before clipping
+    has_loss: bool = False  # a rollout has
 
 
 def _source(header, key, row, log_prob, entry_log_probs):
@@ -169,6 +177,7 @@ def run(model, request, groups=None, entry_log_probs=None, aggregate=aggregation
         parameter.grad = None
     for row in rows:
         row_advantage = advantage.get(row.id)
+        result.has_loss = result.has_loss or has_loss(request, row, row_advantage)
         if not is_run(request, row, row_advantage):
             continue
         log_prob, entropy = log_probs_and_entropy(model.logits(row.prompt, row.response), row.response,

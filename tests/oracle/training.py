@@ -74,7 +74,7 @@ class Trainer:
             result = step.run(self.model, request, groups, entry, rules.aggregate, advantage)
             norm = math.sqrt(sum(g.square().sum().item() for g in result.gradients.values()))
             outcome = "APPLIED"
-            if not result.log_probs and rules.empty_steps_are_skipped:
+            if not result.has_loss and rules.empty_steps_are_skipped:
                 outcome = "SKIPPED_EMPTY"
             elif not math.isfinite(norm * norm):
                 assert header["request"]["on_nonfinite"] == "SKIP"

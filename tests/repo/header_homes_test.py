@@ -1,4 +1,5 @@
-"""Where headers of libraries may be included, and what the folders that only decide are free of."""
+"""Where headers of libraries may be included, what the folders that only decide are free of, and which containers stand
+where strangers name things."""
 
 import re
 
@@ -47,12 +48,36 @@ def impure(tree):
     return sorted(found)
 
 
+# Hashes by a function that everybody knows, so whoever chooses the names makes them collide: n of them cost n * n.
+_GUESSABLE = re.compile(r"std::unordered_(?:multi)?(?:map|set)\b")
+_NAMED_BY_STRANGERS = ("server/", "common/")
+
+
+def guessable(tree):
+    return [f"{path}:{number}: a stranger can make its names collide, take absl::flat_hash_map or flat_hash_set: {line.strip()}"
+            for path, text in tree.items() if source_tree.is_cpp(path) and path.startswith(_NAMED_BY_STRANGERS)
+            for number, line in enumerate(source_tree.cpp_code(text).split("\n"), 1) if _GUESSABLE.search(line)]
+
+
 def test_headers_of_libraries_are_at_home():
     source_tree.assert_none(strays(source_tree.repository()))
 
 
 def test_the_folders_that_decide_are_free_of_torch_grpc_threads_and_clocks():
     source_tree.assert_none(impure(source_tree.repository()))
+
+
+def test_no_hash_that_a_stranger_can_guess():
+    source_tree.assert_none(guessable(source_tree.repository()))
+
+
+def test_a_hash_that_a_stranger_can_guess_is_noticed():
+    for line in ("std::unordered_map<std::string, int> a;", "const std::unordered_set<std::string>& b = c;",
+                 "using D = std::unordered_multimap<std::string, int>;"):
+        for path in ("server/protocol/a.h", "common/admission/a.cc"):
+            assert len(guessable({path: line})) == 1, line
+        assert not guessable({"worker/model/a.cc": line, "server/a.md": line, "common/a.cc": f"// {line}"})
+    assert not guessable({"server/a.cc": "absl::flat_hash_map<std::string, int> a;"})
 
 
 def test_a_stray_header_is_noticed():

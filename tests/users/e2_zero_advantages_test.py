@@ -1,8 +1,11 @@
 """E2: a step in which nothing has a gradient has its metrics, and says why nothing was computed."""
 
+import pathlib
+
 import pytest
 import stemma
 from e2e.errors.server import Cluster
+from e2e.file_digest import weights_digest
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +21,8 @@ def group(uid, advantages, mask=None):
 
 
 def update(client, groups, loss=None, **options):
-    return client.update_actor(groups, loss=loss or stemma.reinforce(), adam=stemma.adamw(1e-3), **{"old": None, **options})
+    return client.update_actor(groups, loss=loss or stemma.reinforce(),
+                               **{"adam": stemma.adamw(1e-3), "old": None, **options})
 
 
 ZERO, SOME = (0.0, 0.0), (1.0, -0.5)
@@ -69,6 +73,22 @@ def test_equal_rewards_are_zero_advantages(client):
     result = update(client, groups, loss=stemma.grpo(), old="policy")
     assert result.metrics["actor/loss"] == 0.0
     assert result.warnings == ["all advantages are 0 in 1 of 1 groups: nothing was computed"]
+
+
+def test_returned_log_probs_change_no_weights(client):
+    """AdamW goes on by its momentum and weight decay even where the gradient is 0, so such a step must not be applied."""
+    adam = stemma.adamw(1e-2, weight_decay=0.1)
+    update(client, [group("a", SOME)], adam=adam)  # gives the moments something to go on by
+    before = weights_digest(pathlib.Path(client.export("before")))
+    for epochs in (1, 2):
+        asked = update(client, [group("z", ZERO)], adam=adam, epochs=epochs, return_log_probs=True)
+        assert [step.outcome for step in asked.steps] == ["SKIPPED_EMPTY"] * epochs
+        assert weights_digest(pathlib.Path(client.export(f"asked-{epochs}"))) == before
+        assert len(asked.log_probs) == 2, "they were computed all the same"
+    assert asked.steps[0].metrics["actor/token_coverage"] == 1.0 and asked.steps[0].metrics["actor/grad_norm"] == 0.0
+    assert asked.steps[0].warnings == ["all advantages are 0 in 1 of 1 groups: these were computed for their log-probs alone"]
+    update(client, [group("b", SOME)], adam=adam)
+    assert weights_digest(pathlib.Path(client.export("after"))) != before
 
 
 def test_other_reasons_for_an_empty_step_are_named(client):

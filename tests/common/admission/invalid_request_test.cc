@@ -228,6 +228,8 @@ INSTANTIATE_TEST_SUITE_P(
                  [](Stream& s) { s.rollout().set_old_log_probs(PackArray<float>({-kInf, -2, -3})); }},
         BadInput{"NanRefLogProb", kR + "ref_log_prob[1]",
                  [](Stream& s) { s.rollout().set_ref_log_prob(PackArray<float>({-1, kNan, -3})); }},
+        BadInput{"LogRatiosAsImportanceWeights", kR + "rollout_is_weights[1]",
+                 [](Stream& s) { s.rollout().set_rollout_is_weights(PackArray<float>({0, -0.25f, -1})); }},
         BadInput{"InfiniteImportanceWeight", kR + "rollout_is_weights[0]",
                  [](Stream& s) { s.rollout().set_rollout_is_weights(PackArray<float>({kInf, 1, 1})); }},
         BadInput{"NanReward", kR + "reward",

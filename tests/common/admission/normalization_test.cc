@@ -8,11 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/arrays.h"
 #include "common/base/error.h"
 #include "common/trace/sample_tokens.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/admission/made_groups.h"
 
 namespace stemma {
 namespace {
@@ -20,35 +22,6 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-v1::Rollout MakeRollout(const std::vector<bool>& mask) {
-  v1::Rollout rollout;
-  rollout.set_response_tokens(PackArray(std::vector<int32_t>(mask.size(), 5)));
-  rollout.set_response_mask(PackMask(mask));
-  return rollout;
-}
-
-v1::Rollout WithReward(double reward) {
-  v1::Rollout rollout = MakeRollout({true});
-  rollout.set_reward(reward);
-  return rollout;
-}
-
-v1::PromptGroup MakeGroup(const std::string& uid, const std::vector<v1::Rollout>& rollouts) {
-  v1::PromptGroup group;
-  group.set_uid(uid);
-  for (const v1::Rollout& rollout : rollouts) *group.add_rollouts() = rollout;
-  return group;
-}
-
-v1::LossConfig Loss(const std::string& mode, const std::string& agg_mode, bool normalize_std = true) {
-  v1::LossConfig loss;
-  loss.set_loss_mode(mode);
-  loss.set_loss_agg_mode(agg_mode);
-  loss.set_normalize_advantage_std(normalize_std);
-  loss.set_loss_scale_factor(10);
-  return loss;
-}
 
 // --------------------------------------------------------------------------------------------------------- advantages
 
@@ -274,6 +247,41 @@ TEST(NormalizeStepTest, ASampleOrStatGroupInTwoMiniBatchesIsRefused) {
   EXPECT_TRUE(NormalizeStep(Loss("gpg", "token-mean"), groups, std::vector<uint32_t>{0}).ok());
 }
 
+// Four groups of two rollouts; groups 0 and 3 share their samples, as groups 1 and 2 do.
+std::vector<v1::PromptGroup> GroupsOfSharedSamples() {
+  std::vector<v1::PromptGroup> groups;
+  for (const std::string sample : {"b", "a", "a", "b"}) {
+    groups.push_back(MakeGroup(absl::StrCat("g", groups.size()), {MakeRollout({true}), MakeRollout({true})}));
+    groups.back().set_stat_group(absl::StrCat(sample, "0"));
+    for (int r = 0; r < 2; ++r) groups.back().mutable_rollouts(r)->set_sample_id(absl::StrCat(sample, r));
+  }
+  return groups;
+}
+
+TEST(StepNormalizerTest, NamesTheFirstSampleOrStatGroupOfTheMiniBatchThatIsApart) {
+  const std::vector<v1::PromptGroup> groups = GroupsOfSharedSamples();
+  for (const std::string mode : {"seq-mean-token-mean", "prompt-mean"}) {
+    const v1::LossConfig loss = Loss("gpg", mode);
+    const StepNormalizer normalizer(loss, groups);
+    for (const auto& [mini_batch, name] : std::vector<std::pair<std::vector<uint32_t>, std::string>>{
+             {{0, 1, 2}, "\"b0\""}, {{1, 2, 3}, "\"b0\""}, {{1, 0}, "\"a0\""}, {{3, 2}, "\"b0\""}}) {
+      EXPECT_THAT(std::string(normalizer.Normalize(mini_batch).status().message()), HasSubstr(name)) << mode;
+    }
+    EXPECT_TRUE(normalizer.Normalize(std::vector<uint32_t>{1, 2}).ok()) << mode;
+    EXPECT_TRUE(normalizer.Normalize(std::vector<uint32_t>{3, 0}).ok()) << mode;
+  }
+}
+
+TEST(StepNormalizerTest, CountsTheWholeRequestOnceForAllSteps) {
+  for (const std::string mode : {"seq-mean-token-mean", "prompt-mean"}) {
+    std::vector<v1::PromptGroup> groups = GroupsOfSharedSamples();
+    const v1::LossConfig loss = Loss("gpg", mode);
+    const StepNormalizer normalizer(loss, groups);
+    groups[2] = groups[0];  // a step that counts again would now miss a member
+    EXPECT_TRUE(normalizer.Normalize(std::vector<uint32_t>{0, 3}).ok()) << mode;
+  }
+}
+
 // The weights of all unmasked tokens, over D: what the mode averages over.
 double SumOfWeights(const std::string& name, const std::vector<v1::PromptGroup>& groups) {
   const StepNormalization step = Normalize(name, groups, {0, 1});
@@ -303,75 +311,6 @@ TEST(RolloutWeightsTest, SumToWhatTheModeAveragesOver) {
 TEST(RolloutWeightsTest, NothingToAverageOverGivesZeroNeverInfinity) {
   const std::vector<v1::PromptGroup> groups = {MakeGroup("a", {MakeRollout({false}), MakeRollout({true})})};
   EXPECT_THAT(Normalize("seq-mean-token-mean", groups, {0}).rollout_weights, ElementsAre(0, 1));
-}
-
-// ------------------------------------------------------------------------------------------------------ what runs at
-// all
-
-v1::UpdateHeader Header(const std::string& mode) {
-  v1::UpdateHeader header;
-  *header.mutable_loss() = Loss(mode, "token-mean");
-  return header;
-}
-
-v1::Rollout WithAdvantage(double advantage, const std::vector<bool>& mask = {true, true}) {
-  v1::Rollout rollout = MakeRollout(mask);
-  rollout.set_advantage(advantage);
-  return rollout;
-}
-
-TEST(RolloutRunsTest, AnEmptyOrFullyMaskedRolloutNeverRuns) {
-  v1::UpdateHeader header = Header("gpg");
-  header.set_return_log_probs(true);
-  header.mutable_loss()->set_entropy_coeff(1);
-  EXPECT_FALSE(RolloutRuns(header, WithAdvantage(1, {})));
-  EXPECT_FALSE(RolloutRuns(header, WithAdvantage(1, {false, false})));
-  EXPECT_TRUE(RolloutRuns(header, WithAdvantage(1, {false, true})));
-}
-
-TEST(RolloutRunsTest, WithoutAdvantageItRunsOnlyForAnotherTermOrItsLogProbs) {
-  for (const std::string mode : {"vanilla", "gspo", "cispo", "importance_sampling", "gpg"}) {
-    v1::UpdateHeader header = Header(mode);
-    EXPECT_FALSE(RolloutRuns(header, WithAdvantage(0))) << mode;
-    EXPECT_TRUE(RolloutRuns(header, WithAdvantage(-0.1))) << mode;
-    header.set_return_log_probs(true);
-    EXPECT_TRUE(RolloutRuns(header, WithAdvantage(0))) << mode;
-    header = Header(mode);
-    header.mutable_loss()->set_kl_loss_coef(0.1);
-    EXPECT_TRUE(RolloutRuns(header, WithAdvantage(0))) << mode;
-    header = Header(mode);
-    header.mutable_loss()->set_entropy_coeff(-0.1);
-    EXPECT_TRUE(RolloutRuns(header, WithAdvantage(0))) << mode;
-    header.mutable_loss()->set_entropy_coeff(0);
-    EXPECT_TRUE(RolloutRuns(header, WithAdvantage(0))) << mode << ": its entropy is to be reported";
-    header = Header(mode);
-    header.mutable_loss()->set_kl_loss_coef(0);
-    EXPECT_TRUE(RolloutRuns(header, WithAdvantage(0))) << mode << ": its KL is to be reported";
-  }
-}
-
-TEST(RolloutRunsTest, OnlyUnmaskedTokensCount) {
-  v1::Rollout rollout = MakeRollout({false, true});
-  rollout.set_token_advantages(PackArray(std::vector<float>{1, 0}));
-  EXPECT_FALSE(RolloutRuns(Header("gpg"), rollout));
-  rollout.set_token_advantages(PackArray(std::vector<float>{0, 1}));
-  EXPECT_TRUE(RolloutRuns(Header("gpg"), rollout));
-}
-
-TEST(RolloutRunsTest, AnImportanceWeightOfZeroTakesATokenOut) {
-  v1::Rollout rollout = WithAdvantage(1);
-  rollout.set_rollout_is_weights(PackArray(std::vector<float>{0, 0}));
-  EXPECT_FALSE(RolloutRuns(Header("vanilla"), rollout));
-  rollout.set_rollout_is_weights(PackArray(std::vector<float>{0, 0.5}));
-  EXPECT_TRUE(RolloutRuns(Header("vanilla"), rollout));
-}
-
-TEST(RolloutRunsTest, CrossEntropyLooksAtItsLossWeights) {
-  v1::Rollout rollout = MakeRollout({true, true});
-  rollout.set_loss_weights(PackArray(std::vector<float>{0, 0}));
-  EXPECT_FALSE(RolloutRuns(Header("cross_entropy"), rollout));
-  rollout.set_loss_weights(PackArray(std::vector<float>{0, -1}));
-  EXPECT_TRUE(RolloutRuns(Header("cross_entropy"), rollout));
 }
 
 }  // namespace

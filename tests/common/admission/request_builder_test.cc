@@ -9,6 +9,7 @@
 #include "common/base/arrays.h"
 #include "common/base/digest.h"
 #include "common/base/error.h"
+#include "google/protobuf/unknown_field_set.h"
 #include "gtest/gtest.h"
 #include "tests/common/admission/sent_stream.h"
 
@@ -45,6 +46,36 @@ TEST(RequestBuilderTest, FromTheFirstProblemOnOnlyNamesAreKept) {
   EXPECT_LT(add(GoodGroup("c")), kept / 2);
   EXPECT_LT(add(GoodGroup("a")), kept / 2) << "which tells that this uid came before";
   EXPECT_EQ(GetErrorDetails(builder.Finish().status()).metadata.count("violations"), 0u) << "it was cut";
+}
+
+uint64_t KeptOfHeader(const v1::UpdateHeader& header) {
+  RequestBuilder builder(TrainingRequest::Kind::kUpdate, DefaultLimits(), Model(), NumbersOfRun(RunDtype::kFp32));
+  v1::GroupPart part;
+  *part.mutable_update() = header;
+  EXPECT_TRUE(builder.Add(part).ok());
+  return builder.kept_bytes();
+}
+
+TEST(RequestBuilderTest, AHeaderCountsAsKeptUntilItIsRefused) {
+  v1::UpdateHeader header = GoodHeader();
+  header.mutable_request()->set_request_id("a");
+  const uint64_t kept = KeptOfHeader(header);
+  EXPECT_GE(kept, header.ByteSizeLong());
+  header.mutable_request()->set_request_id(std::string(100, 'a'));
+  EXPECT_GE(KeptOfHeader(header), kept + 100);
+  v1::UpdateHeader unknown = header;
+  for (int i = 0; i < 1000; ++i) unknown.GetReflection()->MutableUnknownFields(&unknown)->AddGroup(30);
+  EXPECT_EQ(KeptOfHeader(unknown), 0u) << "fields that nobody knows take ten times their bytes in memory";
+  header.mutable_loss()->set_loss_mode(std::string(60'000, 'a'));
+  EXPECT_EQ(KeptOfHeader(header), 0u);
+}
+
+TEST(RequestBuilderTest, TheEndOfAStreamIsHeldAgainstARefusedHeaderToo) {
+  Stream stream;
+  stream.header.mutable_loss()->set_loss_mode("none");
+  EXPECT_EQ(ErrorReason(Build(stream).status()), "INVALID_REQUEST");
+  stream.header.set_num_groups(3);
+  EXPECT_EQ(ErrorReason(Build(stream).status()), "SHORT_STREAM");
 }
 
 TEST(RequestBuilderTest, NumbersAtTheEndOfTheirRangeAreAccepted) {

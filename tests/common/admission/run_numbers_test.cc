@@ -177,7 +177,7 @@ Stream WithNumbers(const TokenArrayField& array, const std::vector<float>& numbe
         rollout.clear_advantages();
         rollout.clear_old_log_probs();
       }
-      array.set(rollout, PackArray<float>({-1, -2, -3}));
+      array.set(rollout, PackArray<float>({1, 2, 3}));
     }
   }
   array.set(stream.rollout(), PackArray(numbers));
@@ -188,14 +188,14 @@ TEST(MaskedNumbersTest, AMaskedNumberIsTakenWhateverItIsAndAnUnmaskedOneIsNot) {
   for (const TokenArrayField& array : TokenArrays()) {
     for (const float bad :
          {kNoNumber, std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
-      EXPECT_TRUE(Build(WithNumbers(array, {-1, -2, bad})).ok()) << array.name << " " << bad;
-      const absl::Status status = Build(WithNumbers(array, {-1, bad, bad})).status();
+      EXPECT_TRUE(Build(WithNumbers(array, {1, 2, bad})).ok()) << array.name << " " << bad;
+      const absl::Status status = Build(WithNumbers(array, {1, bad, bad})).status();
       ASSERT_FALSE(status.ok()) << array.name;
       const ErrorDetails details = GetErrorDetails(status);
       ASSERT_EQ(details.violations.size(), 1u) << status;
       EXPECT_EQ(details.violations[0].field, "groups[1].rollouts[1]." + array.name + "[1]");
     }
-    EXPECT_FALSE(Build(WithNumbers(array, {-1, -2})).ok()) << "masked numbers must be there: " << array.name;
+    EXPECT_FALSE(Build(WithNumbers(array, {1, 2})).ok()) << "masked numbers must be there: " << array.name;
   }
 }
 

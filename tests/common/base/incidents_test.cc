@@ -43,6 +43,14 @@ TEST_F(IncidentsTest, EachProcessAddsItsFile) {
   EXPECT_EQ(Text("000012-0003/server.json"), "two");
 }
 
+TEST_F(IncidentsTest, NobodyElseReadsThem) {
+  ASSERT_TRUE(WriteIncidentFile(Data(), IncidentName(1, 1), "rank-1.txt", "one").ok());
+  for (const char* path : {"/incidents", "/incidents/000001-0001", "/incidents/000001-0001/rank-1.txt"}) {
+    const fs::perms others = fs::status(Data() + path).permissions() & (fs::perms::group_all | fs::perms::others_all);
+    EXPECT_EQ(others, fs::perms::none) << path;
+  }
+}
+
 TEST_F(IncidentsTest, AHostWithoutTheDataDirectoryGetsNone) {
   const std::string elsewhere = Data() + "/elsewhere";
   EXPECT_FALSE(WriteIncidentFile(elsewhere, IncidentName(1, 1), "rank-1.txt", "one").ok());

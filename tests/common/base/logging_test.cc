@@ -19,6 +19,18 @@ TEST(LoggingTest, ALineOfWordsHasTimeLevelAndText) {
             "2026-01-31T08:15:30.007Z ERROR two lines");
 }
 
+TEST(LoggingTest, ALineOfWordsCommandsNoTerminal) {
+  const auto line = [](const std::string& text) {
+    return LogLine(LogFormat::kText, kTime, LogLevel::kInfo, "p", text).substr(30);
+  };
+  EXPECT_EQ(line("a\x1b[2Jb\rc\td\x7f"), "a\\x1b[2Jb\\x0dc\\x09d\\x7f");
+  EXPECT_EQ(line(std::string("a\0b", 3)), "a\\x00b");
+  EXPECT_EQ(line("a\xc2\x9b"
+                 "2J\xc2\x80\xc2\x9f"),
+            "a\\u009b2J\\u0080\\u009f");
+  EXPECT_EQ(line("\xc2\xa0\xc3\x9f\xe2\x82\xac\xc2"), "\xc2\xa0\xc3\x9f\xe2\x82\xac\xc2") << "letters stay";
+}
+
 TEST(LoggingTest, AJsonLineIsOneObjectWhateverTheText) {
   for (const std::string& text : {std::string("a \"b\"\n\\c"), std::string("\xff\xfe", 2), std::string("\0x", 2)}) {
     const std::string line = LogLine(LogFormat::kJson, kTime, LogLevel::kWarning, "stemma-server", text);

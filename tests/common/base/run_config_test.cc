@@ -97,6 +97,11 @@ TEST(RunConfigTest, ThreeMistakesAreReportedAsThreeWithKeyAndLine) {
   EXPECT_THAT(status, Invalid("\n  line 5: limits.groups: \"many\" is not a whole number"));
 }
 
+TEST(RunConfigTest, AModelsPathHasNoControlCharacters) {
+  EXPECT_THAT(Check("model: \"a\\0b\"\n"), Invalid("line 1: model: has the control character \\x00 at byte 2"));
+  EXPECT_THAT(Check("model: \"ab\\x1b\"\n"), Invalid("\\x1b at byte 3"));
+}
+
 TEST(RunConfigTest, ValuesThatCannotRunAreReportedBesideThoseThatCannotBeRead) {
   const absl::Status status =
       Check("dtype: fp8\nthreads: -1\nlayout: one_by_one\nwave_suffixes: 4\nlimits: {message_bytes: 1}\n");

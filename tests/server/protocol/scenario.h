@@ -29,8 +29,8 @@
 //                                             moves, or not; in a mesh each worker's, and one moves)
 //   > asleep SECONDS                          (the server does not run: time passes without a tick)
 //   > hung SECONDS                            (what comes in the next SECONDS is handled at their end, all at once)
-//   > submit CALL ID [steps=K] [payload=TEXT] [wait=MS] [expect=STEP] [empty=K] [empty_from=K] [max_norm=C] [skip]
-//            [validate] [pass] [bytes=N] [results] [trace=K] [slow=SECONDS] [needs=BYTES]
+//   > submit CALL ID [steps=K] [payload=TEXT] [wait=MS] [expect=STEP] [empty=K] [empty_from=K] [for_log_probs=K]
+//            [max_norm=C] [skip] [validate] [pass] [bytes=N] [results] [trace=K] [slow=SECONDS] [needs=BYTES]
 //   > save CALL [NAME] [state=TEXT] [pinned] [lineage=L]   > load CALL [NAME] [lineage=L]   > checkpoints CALL
 //   > verify CALL NAME   > pin CALL NAME   > unpin CALL NAME   > delete CALL NAME
 //   > staged JOB [fail] [session=S]           > saved JOB [weights=DIGEST] [fail] [session=S]

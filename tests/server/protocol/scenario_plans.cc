@@ -82,11 +82,14 @@ absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, uint32_t nu
     step.set_epoch(k);
     step.add_groups(0);
     step.add_groups(1);
+    const bool for_log_probs = k + 1 == header.loss().loss_scale_factor();
     if (!IsEmpty(header, k)) AddClusters(num_ranks, step);
     FillReport(k, header.ppo_mini_batch_size(), *result.report.add_steps());
     result.steps.push_back(
         {.denominator = 8.0 + k, .rollout_weights = {1 / (8.0 + k), 1 / (4.0 + k)}, .total_tokens = 100});
-    if (step.clusters().empty()) result.steps.back().empty = {.count = 2, .warnings = {"nothing has a gradient"}};
+    if (!IsEmpty(header, k) && !for_log_probs) continue;
+    result.steps.back().empty = {
+        .count = for_log_probs ? 0u : 2u, .no_gradient = true, .warnings = {"nothing has a gradient"}};
   }
   return result;
 }
@@ -117,6 +120,8 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   if (command.Has("empty")) header.set_seed(command.Get("empty", 0));
   if (command.Has("empty_from")) header.set_seed(command.Get("empty_from", 0));
   header.set_shuffle(command.Has("empty_from"));
+  if (command.Has("for_log_probs"))
+    header.mutable_loss()->set_loss_scale_factor(1.0 + static_cast<double>(command.Get("for_log_probs", 0)));
   if (command.Has("pass")) ReadWeights(command.options.at("pass"), *header.mutable_ref());
   if (command.Has("old")) ReadWeights(command.options.at("old"), *header.mutable_old());
   header.mutable_adam()->set_max_grad_norm(static_cast<double>(command.Get("max_norm", 0)));

@@ -32,7 +32,8 @@ struct Command {
 
 // K = ppo_epochs steps of two groups, each with numbers of its own, so that a number of another step shows: denominator
 // 8 + k, prompt-mean weights 1 / (8 + k) and 1 / (4 + k), predicted bytes 10 (k + 1). The step numbered `seed`,
-// with shuffle those after it too, has nothing to run; ref WEIGHTS asks for the entry pass, whose row of the report
+// with shuffle those after it too, has nothing to run; the one numbered loss_scale_factor - 1 runs for its log-probs
+// alone; ref WEIGHTS asks for the entry pass, whose row of the report
 // predicts 999 bytes. Two clusters of which one is predicted to take ppo_mini_batch_size seconds in Phase B; so does
 // APPLY. It was made for a budget of 500 bytes, of which it needs clip_ratio_c.
 absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, uint32_t num_ranks);

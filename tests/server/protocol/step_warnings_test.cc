@@ -57,6 +57,26 @@ TEST(StepWarningsTest, OnlyTheMiniBatchIsCounted) {
             "no response token has mask 1 in 1 of 2 groups: nothing was computed");
 }
 
+TEST(StepWarningsTest, ReturnedLogProbsAreComputedAndMakeNoStep) {
+  const std::vector<v1::PromptGroup> groups = {Group({0, 0}), Group({1, 0}), Masked(Group({1}))};
+  v1::UpdateHeader header = Header();
+  for (const bool log_probs : {false, true}) {
+    header.set_return_log_probs(log_probs);
+    EXPECT_TRUE(Count(header, groups, {0}).no_gradient);
+    EXPECT_TRUE(Count(header, groups, {2, 0}).no_gradient);
+    EXPECT_FALSE(Count(header, groups, {0, 1}).no_gradient);
+    EXPECT_EQ(Count(header, groups, {2, 0}).count, log_probs ? 1u : 2u);
+  }
+  EXPECT_EQ(FindGroupsThatRun(header, groups),
+            (std::vector{GroupRuns::kForLogProbs, GroupRuns::kYes, GroupRuns::kNoTokens}));
+  EXPECT_EQ(
+      Count(header, groups, {2, 0, 1}).warnings,
+      (std::vector<std::string>{"all advantages are 0 in 1 of 3 groups: these were computed for their log-probs alone",
+                                "no response token has mask 1 in 1 of 3 groups: these were not computed"}));
+  header.mutable_loss()->set_entropy_coeff(0);
+  EXPECT_FALSE(Count(header, groups, {0}).no_gradient) << "as without log-probs";
+}
+
 TEST(StepWarningsTest, TheFactorHasTheNameOfWhatWasSent) {
   v1::PromptGroup group = Group({1});
   group.mutable_rollouts(0)->set_rollout_is_weights(PackArray(std::vector<float>{0, 0}));
