@@ -215,11 +215,6 @@ absl::StatusOr<StepNormalization> StepNormalizer::Normalize(std::span<const uint
   return step;
 }
 
-absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups,
-                                                std::span<const uint32_t> mini_batch) {
-  return StepNormalizer(loss, groups).Normalize(mini_batch);
-}
-
 bool RolloutRuns(const v1::UpdateHeader& header, const v1::Rollout& rollout) {
   return header.return_log_probs() ? UnmaskedTokens(rollout) > 0 : HasLoss(header.loss(), rollout);
 }

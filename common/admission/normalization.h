@@ -55,10 +55,6 @@ class StepNormalizer {
   absl::flat_hash_map<std::string, int64_t> members_;
 };
 
-// Normalizes one step alone.
-absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups,
-                                                std::span<const uint32_t> mini_batch);
-
 // False where the rollout adds nothing to the loss: no unmasked token, or a policy term whose factor (advantage times
 // rollout_is_weights, or loss_weights) is 0 on all of them, while neither KL nor entropy is asked for. A coefficient of
 // 0 asks for its metric, over every token. Advantages are filled.

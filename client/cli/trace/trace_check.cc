@@ -22,11 +22,12 @@ absl::Status CheckSteps(const TrainingRequest& request) {
                               .shuffle = header.shuffle(),
                               .seed = header.seed(),
                               .payload_digest = request.digest};
+  const StepNormalizer normalizer(header.loss(), request.groups);
   // Without a shuffle every epoch has the same steps.
   const uint64_t epochs = header.shuffle() && header.has_ppo_epochs() ? header.ppo_epochs() : 1;
   for (uint64_t epoch = 0; epoch < epochs; ++epoch) {
     for (const auto& mini_batch : MiniBatches(static_cast<uint32_t>(request.groups.size()), rule, epoch)) {
-      RETURN_IF_ERROR(NormalizeStep(header.loss(), request.groups, mini_batch).status());
+      RETURN_IF_ERROR(normalizer.Normalize(mini_batch).status());
     }
   }
   return absl::OkStatus();

@@ -19,6 +19,11 @@
 namespace stemma {
 namespace {
 
+absl::StatusOr<StepNormalization> NormalizeStep(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups,
+                                                std::span<const uint32_t> mini_batch) {
+  return StepNormalizer(loss, groups).Normalize(mini_batch);
+}
+
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
