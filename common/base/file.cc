@@ -95,7 +95,8 @@ absl::Status SyncAndClose(UniqueFd fd, const std::string& path) {
 absl::Status SyncFolder(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus("open", path, errno);
-  return fsync(fd.get()) == 0 ? absl::OkStatus() : ErrnoStatus("fsync", path, errno);
+  const bool synced = fsync(fd.get()) == 0 || errno == EINVAL;  // some file systems of a network sync no folders
+  return synced ? absl::OkStatus() : ErrnoStatus("fsync", path, errno);
 }
 
 absl::Status WriteFile(const std::string& path, std::string_view content) {

@@ -146,10 +146,7 @@ absl::Status Storage::CheckAnyFound() const {
   const auto is_found = [&](const internal::v1::KnownCheckpoint& known) {
     return std::any_of(found_.begin(), found_.end(), [&](const auto& found) { return found.name() == known.name(); });
   };
-  std::vector<internal::v1::KnownCheckpoint> known;  // that its steps led to
-  for (const internal::v1::KnownCheckpoint& checkpoint : state_.checkpoints()) {
-    if (checkpoint.lineage() == state_.lineage()) known.push_back(checkpoint);
-  }
+  const auto& known = state_.checkpoints();
   if (known.empty() || std::any_of(known.begin(), known.end(), is_found) || CanRecompute(state_, 0)) {
     return absl::OkStatus();
   }

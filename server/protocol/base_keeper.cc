@@ -15,6 +15,7 @@ void BaseKeeper::Choose() {
 }
 
 void BaseKeeper::Withhold() {
+  base_ = {};
   ready_ = false;
   withheld_ = true;
   id_ = 0;  // what is still read is for nothing

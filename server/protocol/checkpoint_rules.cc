@@ -88,10 +88,10 @@ const std::string* DigestIn(const KnownCheckpoint& checkpoint, const std::string
 }
 
 const KnownCheckpoint* MissedCheckpoint(const JournalState& state, const WeightsBase& base, bool replays) {
-  if (!base.checkpoint.empty() || !GivesUpSteps(state, base, state.step(), replays)) return nullptr;
+  if (base.step > 0 || !GivesUpSteps(state, base, state.step(), replays)) return nullptr;
   const KnownCheckpoint* missed = nullptr;
   for (const KnownCheckpoint& known : state.checkpoints()) {
-    const bool led_to = known.lineage() == state.lineage() && known.step() > 0;
+    const bool led_to = known.lineage() == state.lineage() && known.step() > 0;  // and damaged, or it were the base
     if (led_to && (missed == nullptr || known.step() >= missed->step())) missed = &known;
   }
   return missed;

@@ -51,8 +51,8 @@ bool GivesUpSteps(const internal::v1::JournalState& state, const WeightsBase& ba
 // Returns the digest that its weights have in this dtype; null: it was neither saved nor loaded in it.
 const std::string* DigestIn(const internal::v1::KnownCheckpoint& checkpoint, const std::string& dtype);
 
-// Returns the newest of the checkpoints that the lineage's steps led to, where none of them can be read and to begin
-// with the model directory would give those steps up; else null.
+// Returns the newest of the checkpoints that the lineage's steps led to, where none of them can be read and a recovery
+// would give all steps up: it would begin with the model directory, or with a checkpoint of step 0. Else null.
 const internal::v1::KnownCheckpoint* MissedCheckpoint(const internal::v1::JournalState& state, const WeightsBase& base,
                                                       bool replays);
 

@@ -76,18 +76,25 @@ void ReadMissedAgain(const CoordinatorParts& parts) {
   for (const std::string& name : damaged) parts.history.JudgeCheckpoint(name, "");
 }
 
-absl::Status EndWhatIsLost(const CoordinatorParts& parts, const WeightsBase& base) {
-  const internal::v1::JournalState& state = parts.history.state();
-  if (const auto* missed = MissedCheckpoint(state, base, parts.history.replays())) {
-    return MakeError(
-        Reason::kCorruptCheckpoint,
-        absl::StrCat("no checkpoint of lineage ", parts.lineage.name(), " can be read, as ", missed->name(), " (",
-                     missed->damage(), "), and without one its ", parts.lineage.step(),
-                     " steps are lost. Nothing was changed: put the files back, or mount their folder, and start the "
-                     "server again; or load another checkpoint; to begin anew, give the server another --data"));
-  }
-  if (GivesUpSteps(state, base, parts.lineage.step(), parts.history.replays())) EndLineage(parts, base);
-  return absl::OkStatus();
+absl::Status CheckNoneMissed(const CoordinatorParts& parts, const WeightsBase& base) {
+  const auto* missed = MissedCheckpoint(parts.history.state(), base, parts.history.replays());
+  if (missed == nullptr) return absl::OkStatus();
+  return MakeError(
+      Reason::kCorruptCheckpoint,
+      absl::StrCat("no checkpoint of lineage ", parts.lineage.name(), " can be read, as ", missed->name(), " (",
+                   missed->damage(), "), and without one its ", parts.lineage.step(),
+                   " steps are lost. Nothing was changed: put the files back, or mount their folder, and start the "
+                   "server again; or load another checkpoint; to begin anew, give the server another --data"));
+}
+
+void EndWhatIsLost(const CoordinatorParts& parts, const WeightsBase& base) {
+  if (GivesUpSteps(parts.history.state(), base, parts.lineage.step(), parts.history.replays())) EndLineage(parts, base);
+}
+
+void EndWhatIsRuined(const CoordinatorParts& parts) {
+  if (parts.history.replays() || parts.lineage.unusable().empty()) return;
+  const WeightsBase base = ChooseBase(parts.history.state(), /*replays=*/false);
+  if (CheckNoneMissed(parts, base).ok()) EndLineage(parts, base);
 }
 
 absl::Status CheckModel(const CoordinatorParts& parts, const internal::v1::Ready& ready) {

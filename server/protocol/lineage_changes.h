@@ -27,9 +27,13 @@ absl::Status CheckModel(const CoordinatorParts& parts, const internal::v1::Ready
 // Forgets what an earlier server found wrong with the lineage's checkpoints, where it found none to go on from: their
 // disk may be there again, or somebody has put them back.
 void ReadMissedAgain(const CoordinatorParts& parts);
-// Ends the lineage where a recovery that begins with `base` gives steps up. Errors: CORRUPT_CHECKPOINT - it has
-// checkpoints, none of which can be read: nothing is ended before somebody has looked.
-absl::Status EndWhatIsLost(const CoordinatorParts& parts, const WeightsBase& base);
+// Errors: CORRUPT_CHECKPOINT - to begin with `base` gives all steps up, and the lineage has checkpoints, none of which
+// can be read: somebody has to look.
+absl::Status CheckNoneMissed(const CoordinatorParts& parts, const WeightsBase& base);
+// Ends the lineage where a recovery that begins with `base`, which was read, gives steps up.
+void EndWhatIsLost(const CoordinatorParts& parts, const WeightsBase& base);
+// Ends the lineage where a step has ruined its weights and requests are not kept: nobody makes them again.
+void EndWhatIsRuined(const CoordinatorParts& parts);
 
 // Counts that workers were lost, for this reason, where what ran was a step that was decided. Errors: DIVERGED - they
 // were too often in a row: computing it again is what ends them, and nothing more is to be tried.

@@ -36,17 +36,20 @@ void Membership::Start() {
   EndWhatIsNotKept(p_);
 }
 
-// What the ranks computed since the base is computed again, or, where it is not kept, lost.
+// What the ranks computed since the base is computed again, or, where it is not kept, lost. It is lost when the base
+// has been read: one that cannot be is passed over, and nothing is lost by that.
 void Membership::FindBase() {
-  const absl::Status found = EndWhatIsLost(p_, ChooseBase(p_.history.state(), p_.history.replays()));
-  if (found.ok()) return p_.base.Choose();
-  p_.base.Withhold();
-  Stop(found);
+  const WeightsBase base = ChooseBase(p_.history.state(), p_.history.replays());
+  const absl::Status missed = CheckNoneMissed(p_, base);
+  if (!missed.ok()) p_.base.Withhold();
+  if (!missed.ok()) return Stop(missed);
+  if (base.checkpoint.empty()) EndWhatIsLost(p_, base);
+  p_.base.Choose();
 }
 
 void Membership::OnBaseRead(const absl::Status& read) {
   if (absl::IsCancelled(read)) return;
-  if (!read.ok()) RefuseBase(read);
+  read.ok() ? EndWhatIsLost(p_, p_.base.base()) : RefuseBase(read);
   if (p_.base.ready() && p_.gang.full() && !p_.gang.begun()) BeginGeneration();
 }
 
@@ -62,8 +65,7 @@ void Membership::RefuseBase(const absl::Status& why) {
 
 void Membership::GoBack(const internal::v1::KnownCheckpoint& checkpoint) {
   EndLineage(p_, {checkpoint.name(), checkpoint.step()}, LogLevel::kWarning);
-  const std::string reason = absl::StrCat("checkpoint ", checkpoint.name(), " is to be loaded");
-  if (p_.gang.begun()) return Dismiss(LogLevel::kInfo, reason);
+  if (p_.gang.begun()) return Dismiss(LogLevel::kInfo, absl::StrCat("checkpoint ", checkpoint.name(), " is loaded"));
   FindBase();
 }
 
@@ -221,9 +223,7 @@ void Membership::EndGeneration(const std::string& reason) {
   p_.gang.Disband(p_.out.now());
   LoseSave(p_);
   if (draining_) return LeaveEverything(p_, DrainingError(", and its worker was lost"));
-  if (!p_.history.replays() && !p_.lineage.unusable().empty()) {
-    EndLineage(p_, ChooseBase(p_.history.state(), false));
-  }
+  EndWhatIsRuined(p_);
   FindBase();
   if (p_.jobs.running().exists()) RetryRunning(reason);
 }

@@ -1,5 +1,6 @@
 #include "server/protocol/takeover.h"
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@ namespace stemma::server {
 namespace {
 
 constexpr char kOfAnotherRun[] = "-of-another-run";
+constexpr char kNotThere[] = "is not there any more";
 
 // Tells whether the journal knows other weights at the checkpoint's step: a copy of this data directory went on by
 // itself, and saved it under the name of the same lineage.
@@ -44,6 +46,16 @@ void TakeFound(const CoordinatorParts& parts, internal::v1::KnownCheckpoint foun
   parts.history.TakeCheckpoint(std::move(found));
 }
 
+// Tells whether none of the lineage's checkpoints is there, though its steps would be lost without one: they stay
+// known, so that somebody can put them back.
+bool MissesItsOwn(const CoordinatorParts& parts, const std::set<std::string>& found) {
+  const internal::v1::JournalState& state = parts.history.state();
+  const bool any = std::any_of(state.checkpoints().begin(), state.checkpoints().end(), [&](const auto& known) {
+    return known.lineage() == state.lineage() && found.contains(known.name());
+  });
+  return !any && GivesUpSteps(state, {}, state.step(), parts.history.replays());
+}
+
 }  // namespace
 
 // The disk says which checkpoints there are: one may have been copied here, or removed, or its save have ended without
@@ -53,10 +65,16 @@ void TakeFoundCheckpoints(const CoordinatorParts& parts) {
   for (const internal::v1::KnownCheckpoint& checkpoint : parts.options.checkpoints) found.insert(checkpoint.name());
   for (const internal::v1::KnownCheckpoint& checkpoint : parts.history.state().checkpoints())
     known.insert(checkpoint.name());
+  const bool missed = MissesItsOwn(parts, found);
   for (const std::string& name : known) {
     if (found.contains(name)) continue;
-    parts.history.DropCheckpoint(name);
-    parts.out.AddWarning(absl::StrCat("checkpoint ", name, " is not there any more"));
+    const bool own = FindCheckpoint(parts.history.state(), name)->lineage() == parts.history.state().lineage();
+    if (missed && own) {
+      parts.history.JudgeCheckpoint(name, kNotThere);
+    } else {
+      parts.history.DropCheckpoint(name);
+    }
+    parts.out.AddWarning(absl::StrCat("checkpoint ", name, " ", kNotThere));
   }
   for (const internal::v1::KnownCheckpoint& checkpoint : parts.options.checkpoints) {
     if (known.contains(checkpoint.name())) continue;
