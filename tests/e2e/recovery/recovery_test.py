@@ -3,11 +3,13 @@ kill -9 of its server and its workers ends with the weights of a run that nobody
 
 STEMMA_FAULTS_SEED and STEMMA_FAULTS_COUNT (kills) choose the cases; a failure prints its seed."""
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import signal
+import sqlite3
 import threading
 import time
 
@@ -169,6 +171,17 @@ def test_another_dtype_is_refused_by_its_name(model, tmp_path):
     assert "ended with exit code 2" in str(refused.value)
 
 
+def bodies_in(database):
+    """The bodies of a journal's rows that lie in the file in one piece, of a database that nobody has open."""
+    copy = database.parent.with_name("copy-of-the-journal")
+    shutil.copytree(database.parent, copy)
+    with contextlib.closing(sqlite3.connect(copy / database.name)) as connection:
+        bodies = [body for body, in connection.execute("SELECT body FROM rows")]
+    shutil.rmtree(copy)
+    content = database.read_bytes()
+    return [body for body in bodies if len(body) >= 16 and content.count(body) == 1]
+
+
 @pytest.mark.parametrize("damaged", ["journal/journal.db", "spool"])
 def test_a_changed_byte_is_named_and_nothing_goes_on_without_it(model, tmp_path, damaged):
     with DurableRun(model, tmp_path / "run") as run, run.client() as client:
@@ -179,7 +192,9 @@ def test_a_changed_byte_is_named_and_nothing_goes_on_without_it(model, tmp_path,
     if path.is_dir():
         path = sorted(path.iterdir())[0]
     content = bytearray(path.read_bytes())
-    at = random.Random(SEED).randrange(len(content) // 4, len(content))
+    # A database has pages that nothing is in: a byte of a row.
+    row = bytes(content) if damaged == "spool" else random.Random(SEED).choice(bodies_in(path))
+    at = content.index(row) + random.Random(SEED).randrange(len(row) // 4, len(row))
     content[at] ^= 1
     path.write_bytes(content)
     print(f"STEMMA_FAULTS_SEED={SEED}, byte {at} of {path}")
