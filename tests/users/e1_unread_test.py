@@ -52,7 +52,8 @@ UNREAD = [
 @pytest.mark.parametrize("field, options, loss, says", UNREAD, ids=[f"{f}-{i}" for i, (f, *_) in enumerate(UNREAD)])
 def test_e1_an_array_that_nothing_reads_is_refused_by_its_name_and_its_reader(client, field, options, loss, says):
     options = dict(options)
-    fields = {field: [-1.0, -1.0, -1.0], **({"reward": options.pop("reward")} if "reward" in options else {})}
+    number = 1.0 if field == "rollout_is_weights" else -1.0  # as each may be, were it read
+    fields = {field: [number] * 3, **({"reward": options.pop("reward")} if "reward" in options else {})}
     error = refusal(client, some_groups(**fields), loss, **options)
     assert [name for name, _ in error.fields] == [f"groups[{g}].rollouts[{r}].{field}" for g in (0, 1) for r in (0, 1)]
     assert all(says in text for _, text in error.fields), error
