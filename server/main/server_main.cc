@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -56,28 +55,13 @@ std::string RandomName() {
   return absl::StrFormat("%08x", random());
 }
 
-// The furthest checkpoint of the lineage that was saved last; empty: there is none. Within a lineage steps say what is
-// newer, whatever the clock said.
-std::string NewestOf(const std::vector<internal::v1::KnownCheckpoint>& found) {
-  std::map<std::string, const internal::v1::KnownCheckpoint*> furthest;  // by lineage
-  for (const internal::v1::KnownCheckpoint& known : found) {
-    const internal::v1::KnownCheckpoint*& of_lineage = furthest[known.lineage()];
-    if (of_lineage == nullptr || known.step() >= of_lineage->step()) of_lineage = &known;
-  }
-  const internal::v1::KnownCheckpoint* newest = nullptr;
-  for (const auto& [lineage, known] : furthest) {
-    if (newest == nullptr || known->saved_at_s() > newest->saved_at_s()) newest = known;
-  }
-  return newest == nullptr ? "" : newest->name();
-}
-
 // The checkpoint with which a new journal begins; empty: none. Errors: InvalidArgument - none has the name that was
 // given.
 absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Storage& storage) {
   const std::vector<internal::v1::KnownCheckpoint>& found = storage.found();
   const bool is_new = storage.state().lineage().empty();
   if (resume == kResumeNothing || (resume == kResumeNewest && !is_new)) return "";
-  if (resume == kResumeNewest) return NewestOf(found);
+  if (resume == kResumeNewest) return FurthestOfNewestLineage(found);
   const auto named =
       std::find_if(found.begin(), found.end(), [&](const auto& known) { return known.name() == resume; });
   if (named == found.end()) {

@@ -1,6 +1,7 @@
 #include "server/protocol/checkpoint_rules.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -80,6 +81,19 @@ WeightsBase ChooseBase(const JournalState& state, bool replays) {
 bool GivesUpSteps(const JournalState& state, const WeightsBase& base, uint64_t step, bool replays) {
   if (!replays) return base.step != step;
   return IsInsideKept(state, base.step) || !CanRecompute(state, base.step);
+}
+
+std::string FurthestOfNewestLineage(std::span<const KnownCheckpoint> found) {
+  std::map<std::string, const KnownCheckpoint*> furthest;  // by lineage
+  for (const KnownCheckpoint& known : found) {
+    const KnownCheckpoint*& of_lineage = furthest[known.lineage()];
+    if (of_lineage == nullptr || known.step() >= of_lineage->step()) of_lineage = &known;
+  }
+  const KnownCheckpoint* newest = nullptr;
+  for (const auto& [lineage, known] : furthest) {
+    if (newest == nullptr || known->saved_at_s() > newest->saved_at_s()) newest = known;
+  }
+  return newest == nullptr ? "" : newest->name();
 }
 
 const std::string* DigestIn(const KnownCheckpoint& checkpoint, const std::string& dtype) {

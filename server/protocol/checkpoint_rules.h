@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,6 +48,10 @@ WeightsBase ChooseBase(const internal::v1::JournalState& state, bool replays);
 // Whether a recovery that begins with `base` cannot bring the weights back to `step`, where the ranks were: the lineage
 // ends.
 bool GivesUpSteps(const internal::v1::JournalState& state, const WeightsBase& base, uint64_t step, bool replays);
+
+// Returns the furthest checkpoint of the lineage that was saved last, with which a new journal begins by itself; empty:
+// there is none. Within a lineage steps say what is newer, whatever the clock said.
+std::string FurthestOfNewestLineage(std::span<const internal::v1::KnownCheckpoint> found);
 
 // Returns the digest that its weights have in this dtype; null: it was neither saved nor loaded in it.
 const std::string* DigestIn(const internal::v1::KnownCheckpoint& checkpoint, const std::string& dtype);

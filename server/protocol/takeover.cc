@@ -14,7 +14,6 @@ namespace stemma::server {
 namespace {
 
 constexpr char kOfAnotherRun[] = "-of-another-run";
-constexpr char kNotThere[] = "is not there any more";
 
 // Tells whether the journal knows other weights at the checkpoint's step: a copy of this data directory went on by
 // itself, and saved it under the name of the same lineage.
@@ -69,12 +68,8 @@ void TakeFoundCheckpoints(const CoordinatorParts& parts) {
   for (const std::string& name : known) {
     if (found.contains(name)) continue;
     const bool own = FindCheckpoint(parts.history.state(), name)->lineage() == parts.history.state().lineage();
-    if (missed && own) {
-      parts.history.JudgeCheckpoint(name, kNotThere);
-    } else {
-      parts.history.DropCheckpoint(name);
-    }
-    parts.out.AddWarning(absl::StrCat("checkpoint ", name, " ", kNotThere));
+    if (!missed || !own) parts.history.DropCheckpoint(name);
+    parts.out.AddWarning(absl::StrCat("checkpoint ", name, " is not there any more"));
   }
   for (const internal::v1::KnownCheckpoint& checkpoint : parts.options.checkpoints) {
     if (known.contains(checkpoint.name())) continue;
