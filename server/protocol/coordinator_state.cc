@@ -61,6 +61,7 @@ ServerNumbers CoordinatorState::Numbers() const {
   numbers.ranks = gang_.num_ranks();
   numbers.generations = gang_.generation();
   numbers.jobs_open = jobs_.num_open() + arrivals_.size();
+  numbers.calls = jobs_.call_counts();
   numbers.jobs_open_bytes = jobs_.open_bytes() + arrivals_.bytes();
   numbers.checkpoints = static_cast<uint64_t>(history_.state().checkpoints_size());
   if (newest != nullptr) numbers.newest_checkpoint_step = newest->step();

@@ -251,6 +251,7 @@ CallJob Jobs::ReleaseCallJob(const std::string& id) {
 
 void Jobs::FinishCallJob(const std::string& id, stemma::server::Reply reply) {
   const CallJob job = ReleaseCallJob(id);
+  call_counts_.Count(job, reply);
   if (job.call != 0) out_->Reply(job.call, std::move(reply));
 }
 

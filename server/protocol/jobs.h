@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/protocol/arrivals.h"
+#include "server/protocol/call_counts.h"
 #include "server/protocol/gang.h"
 #include "server/protocol/history.h"
 #include "server/protocol/job_queue.h"
@@ -94,6 +95,7 @@ class Jobs {
   bool any_waiting() const { return queue_.num_call_jobs() > 0 || !waiters_.empty(); }
   uint64_t num_open() const { return table_.open_count() + queue_.num_call_jobs(); }
   uint64_t open_bytes() const { return table_.open_bytes() + queue_.call_job_bytes(); }
+  const CallCounts& call_counts() const { return call_counts_; }
   // The step at which a request that is accepted now would start, if nothing before it is skipped or fails.
   uint64_t StepAfterOpen();
   absl::Time NextDeadline() const { return waiters_.NextDeadline(); }
@@ -108,6 +110,7 @@ class Jobs {
   const Gang* const gang_;
   const Lineage* const lineage_;
   RequestTable table_;
+  CallCounts call_counts_;
   RequestWaiters waiters_;  // for the ends of open updates
   JobQueue queue_;
   RunningJob running_;

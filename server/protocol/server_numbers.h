@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "server/protocol/call_counts.h"
 #include "server/protocol/refusals.h"
 #include "server/protocol/totals.h"
 #include "stemma/v1/training.pb.h"
@@ -19,6 +20,7 @@ struct ServerNumbers {
   uint64_t checkpoints = 0;
   uint64_t newest_checkpoint_step = 0;   // of those that can be loaded; 0: there is none
   uint64_t checkpoint_saves_failed = 0;  // since the server started
+  CallCounts calls;                      // that ended, likewise
   RefusalCounts refused = {};            // calls, likewise
 };
 

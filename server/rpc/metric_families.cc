@@ -82,6 +82,10 @@ std::vector<Sample> RefusalsOf(const RefusalCounts& counts) {
   return samples;
 }
 
+std::vector<Sample> EndsOf(const CallCounts::Ends& ends) {
+  return {{"done", Number(ends.done)}, {"failed", Number(ends.failed)}, {"cancelled", Number(ends.cancelled)}};
+}
+
 void AddTotals(const ServerNumbers& numbers, Families& families) {
   const Totals& totals = numbers.totals;
   families.Counter("stemma_generations_total", "Times that a full set of workers began to load the model.",
@@ -97,6 +101,9 @@ void AddTotals(const ServerNumbers& numbers, Families& families) {
                      {"failed", Number(totals.updates_ended[v1::FAILED])},
                      {"cancelled", Number(totals.updates_ended[v1::CANCELLED])},
                      {"rolled_back", Number(totals.updates_ended[v1::ROLLED_BACK])}});
+  families.Counters("stemma_log_prob_passes_total", "Log-prob passes that ended.", "state",
+                    EndsOf(numbers.calls.log_prob_passes));
+  families.Counters("stemma_exports_total", "Exports that ended.", "state", EndsOf(numbers.calls.exports));
   families.Counters("stemma_requests_refused_total", "Calls that were refused because of the server's machine.",
                     "reason", RefusalsOf(numbers.refused));
   families.Counters("stemma_steps_total", "Steps that ended, each once.", "outcome",

@@ -31,6 +31,12 @@ def total(steps, name):
     return math.fsum(step.metrics[name] for step in steps)
 
 
+def pass_parts():
+    header = _proto.GroupPart()
+    header.log_prob.weights, header.log_prob.temperature = "policy", 1.0
+    return [header] + Request().parts()[1:]
+
+
 def test_numbers_are_those_of_the_calls():
     with Cluster(model=MODEL, flags=LISTEN) as cluster:
         before = read(cluster)
@@ -42,6 +48,11 @@ def test_numbers_are_those_of_the_calls():
             request.header["request"]["schedule"] = "REUSE"  # so that a prefix takes seconds
         steps = [step for request in requests for step in request.send(cluster.stub).result.steps]
         cluster.stub.SaveCheckpoint(_proto.SaveCheckpointRequest(name="kept"), timeout=PATIENCE_S)
+        for _ in range(2):
+            with contextlib.suppress(grpc.RpcError):  # the second finds the name taken
+                cluster.stub.ExportWeights(_proto.ExportWeightsRequest(name="out"), timeout=PATIENCE_S)
+        for _ in range(3):
+            assert len(list(cluster.stub.ComputeLogProb(iter(pass_parts())))) == 2
         after, model = read(cluster), cluster.model()
         assert after["stemma_model_step"] == model.step == after["stemma_newest_checkpoint_step"] == 2
         assert after["stemma_updates_accepted_total"] == 2
@@ -56,6 +67,8 @@ def test_numbers_are_those_of_the_calls():
             assert seconds > 0, phase
         for kind, tokens in after["stemma_tokens_total"].items():
             assert tokens == total(steps, f"prefix/tokens_{kind}") > 0, kind
+        assert after["stemma_exports_total"] == {"done": 1, "failed": 1, "cancelled": 0}
+        assert after["stemma_log_prob_passes_total"] == {"done": 3, "failed": 0, "cancelled": 0}
         assert after["stemma_flops_total"] == total(steps, "perf/actor/flops") > 0
         assert after["stemma_last_step"] == pytest.approx(dict(steps[-1].metrics), rel=1e-15)
 

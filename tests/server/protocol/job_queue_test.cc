@@ -1,7 +1,10 @@
 #include "server/protocol/job_queue.h"
 
+#include <vector>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/protocol/call_counts.h"
 
 namespace stemma::server {
 namespace {
@@ -70,6 +73,20 @@ TEST(JobQueueTest, CallsAndExportsAreFound) {
   EXPECT_TRUE(queue.HasExport("x")) << "while it is written";
   queue.RemoveCallJob(weights);
   EXPECT_FALSE(queue.HasExport("x"));
+}
+
+TEST(CallCountsTest, EveryEndIsCountedOnceByWhatItWasAndHowItEnded) {
+  CallCounts counts;
+  counts.Count(LogProb(1, 10), absl::OkStatus());
+  counts.Count(LogProb(2, 10), absl::CancelledError("the client left"));
+  counts.Count(LogProb(3, 10), absl::CancelledError("the client left"));
+  for (int i = 0; i < 3; ++i) counts.Count(LogProb(4, 10), absl::InternalError("no memory"));
+  for (int i = 0; i < 4; ++i) counts.Count(ExportCall(5, "x"), v1::ExportWeightsResponse());
+  counts.Count(ExportCall(6, "x"), absl::AlreadyExistsError("x"));
+  counts.Count({.call = 7, .work = SaveJob{}}, absl::OkStatus());
+  const auto numbers = [](const CallCounts::Ends& ends) { return std::vector{ends.done, ends.failed, ends.cancelled}; };
+  EXPECT_THAT(numbers(counts.log_prob_passes), ElementsAre(1, 3, 2));
+  EXPECT_THAT(numbers(counts.exports), ElementsAre(4, 1, 0));
 }
 
 }  // namespace
