@@ -8,6 +8,7 @@
 #include "glog/logging.h"
 #include "server/coordinator/unfinished_files.h"
 #include "server/protocol/checkpoint_rules.h"
+#include "server/store/folder.h"
 
 namespace stemma::server {
 namespace {
@@ -19,6 +20,7 @@ std::string TextOfFolderWork(const CheckpointFolderThread::Work& work) {
   if (const auto* remove = std::get_if<RemoveCheckpointAction>(&work)) {
     return absl::StrCat("removing checkpoint ", remove->name);
   }
+  if (const auto* remove = std::get_if<RemoveExportWork>(&work)) return absl::StrCat("removing export ", remove->name);
   if (const auto* drop = std::get_if<DropSaveAction>(&work)) return absl::StrCat("removing folder ", drop->folder);
   return absl::StrCat("removing ", std::get<RemovePathWork>(work).path);
 }
@@ -74,6 +76,12 @@ void CheckpointFolderThread::Do(const RemoveCheckpointAction& action) {
   const absl::StatusOr<std::string> retired = store_->Retire(action.name);
   if (retired.ok()) Add(DropSaveAction{*retired});
   done_(CheckpointRemovedEvent{.name = action.name, .removed = retired.status()});
+}
+
+void CheckpointFolderThread::Do(const RemoveExportWork& work) {
+  const absl::StatusOr<std::string> retired = RetireFolder(work.folder, work.name);
+  if (retired.ok()) Add(RemovePathWork{absl::StrCat(work.folder, "/", *retired)});
+  done_(ExportRemovedEvent{.call = work.call, .name = work.name, .removed = retired.status()});
 }
 
 void CheckpointFolderThread::Do(const RemovePathWork& work) { RemoveUnfinishedPath(work.path); }

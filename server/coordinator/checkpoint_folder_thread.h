@@ -1,12 +1,13 @@
-// CheckpointFolderThread: makes the folders of saves, takes the names of checkpoints that are removed, and removes the
-// files of what nobody needs any more, unfinished exports too, beside the coordinator: a disk that hangs never stops
-// it. The coordinator has one for what saves wait for and one for removals, so that no save waits for a removal that
-// the disk does not end.
+// CheckpointFolderThread: makes the folders of saves, takes the names of checkpoints and exports that are removed, and
+// removes the files of what nobody needs any more, unfinished exports too, beside the coordinator: a disk that hangs
+// never stops it. The coordinator has one for what saves wait for and one for removals, so that no save waits for a
+// removal that the disk does not end.
 //
 // Thread safety: safe. Nothing blocks but StopBy and Stop.
 // Invariants:
-//  (1) every folder to be made and every checkpoint to be removed is answered once by `done`, from this thread.
-//  (2) files go when there is no other work: who deletes a checkpoint waits for its name, not for others' gigabytes.
+//  (1) every folder to be made, and every checkpoint or export to be removed, is answered once by `done`, from this
+//      thread.
+//  (2) files go when there is no other work: who deletes something waits for its name, not for others' gigabytes.
 //  (3) Stop carries out what was added before it, but for files, which the next start removes: the next server finds no
 //      checkpoint that the journal has dropped.
 #pragma once
@@ -26,12 +27,19 @@
 namespace stemma::server {
 
 struct RemovePathWork {
-  std::string path;  // what a process that ended left unfinished
+  std::string path;  // what a process that ended left unfinished, or was an export
+};
+
+struct RemoveExportWork {
+  CallId call = 0;
+  std::string folder;  // of the exports
+  std::string name;
 };
 
 class CheckpointFolderThread {
  public:
-  using Work = std::variant<MakeCheckpointFolderAction, RemoveCheckpointAction, DropSaveAction, RemovePathWork>;
+  using Work = std::variant<MakeCheckpointFolderAction, RemoveCheckpointAction, RemoveExportWork, DropSaveAction,
+                            RemovePathWork>;
 
   // `store` outlives it.
   CheckpointFolderThread(const CheckpointStore* store, std::function<void(Event)> done);
@@ -50,6 +58,7 @@ class CheckpointFolderThread {
   bool Next(Work& work);  // false: stopped, and nothing is left to do
   void Do(const MakeCheckpointFolderAction& action);
   void Do(const RemoveCheckpointAction& action);
+  void Do(const RemoveExportWork& work);
   void Do(const DropSaveAction& action) { store_->Abandon(action.folder); }
   void Do(const RemovePathWork& work);
 

@@ -229,6 +229,13 @@ void Coordinator::Execute(RemoveUnfinishedExportsAction&) {
   for (std::string& path : UnfinishedExports(data_directory_)) removals_->Add(RemovePathWork{std::move(path)});
 }
 
+void Coordinator::Execute(RemoveExportAction& action) {
+  if (removals_ == nullptr) {
+    return OnDone(ExportRemovedEvent{action.call, action.name, absl::NotFoundError("nothing is kept")});
+  }
+  removals_->Add(RemoveExportWork{action.call, ExportsFolder(data_directory_), std::move(action.name)});
+}
+
 void Coordinator::Execute(JournalAction& action) {
   if (storage_ != nullptr) storage_->Append(action);
 }

@@ -1,6 +1,7 @@
 #include "server/coordinator/unfinished_files.h"
 
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "common/base/temporary_file.h"
 #include "glog/logging.h"
 #include "server/protocol/answers.h"
+#include "server/store/folder.h"
 
 namespace stemma::server {
 namespace {
@@ -16,7 +18,7 @@ namespace fs = std::filesystem;
 
 bool IsUnfinishedCalibration(const std::string& name) { return TargetOfTemporary(name) == "calibration.json"; }
 
-bool IsUnfinishedExport(const std::string& name) { return absl::StartsWith(name, ".tmp-"); }
+bool IsUnfinishedExport(const std::string& name) { return absl::StartsWith(name, std::string(kUnfinishedPrefix)); }
 
 std::vector<std::string> UnfinishedIn(const std::string& folder, bool (*is_unfinished)(const std::string&)) {
   std::vector<std::string> paths;
@@ -34,10 +36,12 @@ std::vector<std::string> UnfinishedExports(const std::string& data_directory) {
 }
 
 void RemoveUnfinishedPath(const std::string& path) {
-  std::error_code failed;
-  fs::remove_all(path, failed);
-  LOG(INFO) << "removed " << path << ", which a process that ended left unfinished"
-            << (failed ? ": " + failed.message() : "");
+  const absl::Status removed = RemoveTree(path);
+  if (!removed.ok()) {
+    LOG(WARNING) << "what nobody needs stays: " << removed.message();
+  } else if (path.back() != kRetiredSuffix) {  // else its removal was said when its name was free
+    LOG(INFO) << "removed " << path << ", which a process that ended left unfinished";
+  }
 }
 
 void RemoveUnfinished(const std::string& data_directory) {

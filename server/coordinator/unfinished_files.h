@@ -11,7 +11,7 @@ namespace stemma::server {
 // does whatever a user has put beside it. REQUIRES: nobody writes there.
 void RemoveUnfinished(const std::string& data_directory);
 
-// Lists what was to become an export: before the next one begins, for RemoveUnfinishedPath beside it.
+// Lists what was to become an export, or was one: before the next one begins, for RemoveUnfinishedPath beside it.
 std::vector<std::string> UnfinishedExports(const std::string& data_directory);
 
 // Removes a folder or file that is unfinished, with all that it holds; logs it.

@@ -107,7 +107,7 @@ absl::Status CheckExport(const v1::ExportWeightsRequest& request) {
   return InvalidField("dtype", absl::StrCat("dtype ", text), text);
 }
 
-absl::Status CheckCheckpointName(const std::string& name) {
+absl::Status CheckNameField(const std::string& name) {
   const absl::Status status = CheckFileName(name);
   if (status.ok()) return absl::OkStatus();
   return InvalidField("name", absl::StrCat("name ", status.message()), std::string(status.message()));
@@ -115,7 +115,7 @@ absl::Status CheckCheckpointName(const std::string& name) {
 
 absl::Status CheckSaveRequest(const v1::SaveCheckpointRequest& request) {
   if (!request.name().empty()) {
-    if (absl::Status status = CheckCheckpointName(request.name()); !status.ok()) return status;
+    if (absl::Status status = CheckNameField(request.name()); !status.ok()) return status;
     if (absl::Status status = CheckNotReserved(request.name()); !status.ok()) return status;
   }
   if (request.client_state().size() > kClientStateBytesMax) {

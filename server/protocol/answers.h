@@ -25,8 +25,8 @@ absl::Status CheckExport(const v1::ExportWeightsRequest& request);
 
 // Errors: InvalidArgument, which names the field: name, client_state.
 absl::Status CheckSaveRequest(const v1::SaveCheckpointRequest& request);
-// Errors: InvalidArgument, which names the field `name`.
-absl::Status CheckCheckpointName(const std::string& name);
+// Checks the name of an export or a checkpoint. Errors: InvalidArgument, which names the field `name`.
+absl::Status CheckNameField(const std::string& name);
 
 // Errors: ResourceExhausted QUEUE_FULL - with `bytes` more there would be too many jobs, or too many bytes of them.
 absl::Status CheckQueue(const v1::Limits& limits, uint64_t jobs, uint64_t queued_bytes, uint64_t bytes);

@@ -53,7 +53,7 @@ bool CheckpointCalls::IsTaken(const std::string& name) const {
 const KnownCheckpoint* CheckpointCalls::Find(CallId call, const std::string& name) const {
   const KnownCheckpoint* known = FindCheckpoint(p_.history.state(), name);
   if (known == nullptr) {
-    const absl::Status fields = CheckCheckpointName(name);
+    const absl::Status fields = CheckNameField(name);
     p_.out.Reply(call,
                  fields.ok() ? MakeError(Reason::kNotFound, absl::StrCat("there is no checkpoint ", name)) : fields);
   }

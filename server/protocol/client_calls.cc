@@ -176,6 +176,24 @@ void ClientCalls::OnExport(const ExportEvent& event) {
   Receive(std::move(arrival));
 }
 
+// What is being written under the name is another export, which has its name when it is whole.
+void ClientCalls::OnDeleteExport(const DeleteExportEvent& event) {
+  if (const absl::Status named = CheckNameField(event.name); !named.ok()) return p_.out.Reply(event.call, named);
+  p_.out.Add(RemoveExportAction{.call = event.call, .name = event.name});
+}
+
+void ClientCalls::OnExportRemoved(const ExportRemovedEvent& event) {
+  if (absl::IsNotFound(event.removed)) {
+    return p_.out.Reply(event.call, MakeError(Reason::kNotFound, absl::StrCat("there is no export ", event.name)));
+  }
+  if (!event.removed.ok()) {
+    p_.out.AddWarning(absl::StrCat("export ", event.name, " may stay on the disk: ", event.removed.message()));
+    return p_.out.Reply(event.call, event.removed);
+  }
+  p_.out.AddReason(absl::StrCat("export ", event.name, " is removed"));
+  p_.out.Reply(event.call, v1::DeleteExportResponse());
+}
+
 void ClientCalls::OnGone(const CallGoneEvent& event) {
   p_.arrivals.Leave(event.call);
   membership_->AcceptArrivals();

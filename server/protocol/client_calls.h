@@ -16,6 +16,8 @@ class ClientCalls {
 
   void OnSubmit(const SubmitEvent& event);
   void OnExport(const ExportEvent& event);
+  void OnDeleteExport(const DeleteExportEvent& event);
+  void OnExportRemoved(const ExportRemovedEvent& event);
   void OnGetRequest(const GetRequestEvent& event);
   void OnCancel(const CancelEvent& event);
   void OnReadResults(const ReadResultsEvent& event);

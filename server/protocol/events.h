@@ -58,6 +58,10 @@ struct LoadCheckpointEvent {
   CallId call = 0;
   v1::LoadCheckpointRequest request;
 };
+struct DeleteExportEvent {
+  CallId call = 0;
+  std::string name;
+};
 struct ListCheckpointsEvent {
   CallId call = 0;
 };
@@ -133,6 +137,12 @@ struct CheckpointRemovedEvent {
   std::string name;
   absl::Status removed;
 };
+// The end of a RemoveExportAction. Errors: NotFound; those of the disk, after which it may still be there.
+struct ExportRemovedEvent {
+  CallId call = 0;
+  std::string name;
+  absl::Status removed;
+};
 // The first event of a server.
 struct StartEvent {};
 struct DrainEvent {
@@ -140,12 +150,13 @@ struct DrainEvent {
 };
 struct TickEvent {};
 
-using Event = std::variant<WorkerMessageEvent, WorkerLostEvent, SubmitEvent, ExportEvent, SaveCheckpointEvent,
-                           LoadCheckpointEvent, ListCheckpointsEvent, VerifyCheckpointEvent, PinCheckpointEvent,
-                           DeleteCheckpointEvent, GetRequestEvent, CancelEvent, ReadResultsEvent, ListRequestsEvent,
-                           GetModelEvent, GetServerInfoEvent, CallGoneEvent, PlannedEvent, LoadedEvent,
-                           CheckpointFolderEvent, CheckpointProgressEvent, CheckpointWrittenEvent, CheckpointReadEvent,
-                           CheckpointRemovedEvent, StartEvent, DrainEvent, TickEvent>;
+using Event =
+    std::variant<WorkerMessageEvent, WorkerLostEvent, SubmitEvent, ExportEvent, DeleteExportEvent, SaveCheckpointEvent,
+                 LoadCheckpointEvent, ListCheckpointsEvent, VerifyCheckpointEvent, PinCheckpointEvent,
+                 DeleteCheckpointEvent, GetRequestEvent, CancelEvent, ReadResultsEvent, ListRequestsEvent,
+                 GetModelEvent, GetServerInfoEvent, CallGoneEvent, PlannedEvent, LoadedEvent, CheckpointFolderEvent,
+                 CheckpointProgressEvent, CheckpointWrittenEvent, CheckpointReadEvent, CheckpointRemovedEvent,
+                 ExportRemovedEvent, StartEvent, DrainEvent, TickEvent>;
 
 // ---------------------------------------------------------------------------------------------------------------
 // actions
@@ -221,6 +232,11 @@ struct DropSaveAction {
 // Removes the folders of exports that were cut short with their workers. No rank writes one: those of a generation that
 // has ended write for nobody, and of the next one none has been told to.
 struct RemoveUnfinishedExportsAction {};
+// Makes an export none; its files go beside other work. Answered by one ExportRemovedEvent.
+struct RemoveExportAction {
+  CallId call = 0;
+  std::string name;
+};
 struct StopPlanAction {
   PlanId id = 0;
 };
@@ -231,7 +247,7 @@ struct CloseSessionAction {
 
 using Reply = std::variant<absl::Status, v1::RequestStatus, v1::ListRequestsResponse, v1::ModelInfo, v1::ServerInfo,
                            v1::ExportWeightsResponse, v1::Checkpoint, v1::LoadCheckpointResponse,
-                           v1::ListCheckpointsResponse, v1::DeleteCheckpointResponse>;
+                           v1::ListCheckpointsResponse, v1::DeleteCheckpointResponse, v1::DeleteExportResponse>;
 // Ends the call; an OK Status ends a stream of chunks.
 struct ReplyAction {
   CallId call = 0;
@@ -256,9 +272,9 @@ struct DrainedAction {};  // nothing runs any more; the worker was told to leave
 
 using Action = std::variant<SendAction, SendPayloadAction, PlanAction, LoadAction, RemoveSpoolAction, JournalAction,
                             MakeCheckpointFolderAction, CommitCheckpointAction, ReadCheckpointAction, DropReadingAction,
-                            RemoveCheckpointAction, DropSaveAction, RemoveUnfinishedExportsAction, StopPlanAction,
-                            CloseSessionAction, ReplyAction, ChunkAction, ReadinessAction, SaveCalibrationAction,
-                            IncidentAction, DrainedAction>;
+                            RemoveCheckpointAction, DropSaveAction, RemoveUnfinishedExportsAction, RemoveExportAction,
+                            StopPlanAction, CloseSessionAction, ReplyAction, ChunkAction, ReadinessAction,
+                            SaveCalibrationAction, IncidentAction, DrainedAction>;
 
 // A line of the log. error: somebody has to act, or weights are lost; warning: something was lost or refused, and the
 // server goes on by itself; info: all else.

@@ -85,6 +85,15 @@ grpc::ServerUnaryReactor* TrainingServiceRpc::ExportWeights(grpc::CallbackServer
   });
 }
 
+grpc::ServerUnaryReactor* TrainingServiceRpc::DeleteExport(grpc::CallbackServerContext* context,
+                                                           const v1::DeleteExportRequest* request,
+                                                           v1::DeleteExportResponse* response) {
+  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
+  return UnaryCall<v1::DeleteExportResponse>::Start(coordinator_, response, [&](CallId call) {
+    return DeleteExportEvent{call, request->name()};
+  });
+}
+
 grpc::ServerUnaryReactor* TrainingServiceRpc::SaveCheckpoint(grpc::CallbackServerContext* context,
                                                              const v1::SaveCheckpointRequest* request,
                                                              v1::Checkpoint* response) {

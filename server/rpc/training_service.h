@@ -22,8 +22,8 @@ using WithCheckpoints = Calls::WithCallbackMethod_SaveCheckpoint<Calls::WithCall
     Calls::WithCallbackMethod_ListCheckpoints<Calls::WithCallbackMethod_VerifyCheckpoint<
         Calls::WithCallbackMethod_PinCheckpoint<Calls::WithCallbackMethod_DeleteCheckpoint<Base>>>>>>;
 template <typename Base>
-using WithModel = Calls::WithCallbackMethod_GetServerInfo<
-    Calls::WithCallbackMethod_GetModel<Calls::WithCallbackMethod_ExportWeights<Base>>>;
+using WithModel = Calls::WithCallbackMethod_GetServerInfo<Calls::WithCallbackMethod_GetModel<
+    Calls::WithCallbackMethod_ExportWeights<Calls::WithCallbackMethod_DeleteExport<Base>>>>;
 using All = WithRequests<WithCheckpoints<WithModel<Calls::Service>>>;
 }  // namespace training_calls
 
@@ -53,6 +53,8 @@ class TrainingServiceRpc final : public training_calls::All {
                                                          const v1::ReadResultsRequest* request) override;
   grpc::ServerUnaryReactor* ExportWeights(grpc::CallbackServerContext*, const v1::ExportWeightsRequest* request,
                                           v1::ExportWeightsResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteExport(grpc::CallbackServerContext*, const v1::DeleteExportRequest* request,
+                                         v1::DeleteExportResponse* response) override;
   grpc::ServerUnaryReactor* SaveCheckpoint(grpc::CallbackServerContext*, const v1::SaveCheckpointRequest* request,
                                            v1::Checkpoint* response) override;
   grpc::ServerUnaryReactor* LoadCheckpoint(grpc::CallbackServerContext*, const v1::LoadCheckpointRequest* request,

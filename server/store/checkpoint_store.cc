@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
-#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -33,11 +31,9 @@
 namespace stemma::server {
 namespace {
 
-namespace fs = std::filesystem;
 using internal::v1::CheckpointManifest;
 
-constexpr std::string_view kTemporary = ".tmp-";
-constexpr char kRetired = '~';  // no name holds it: a save and a removal of one name never share a folder
+constexpr std::string_view kTemporary = kUnfinishedPrefix;
 constexpr mode_t kMode = 0755;
 constexpr uint32_t kServerRank = 0;  // what the failpoints are passed as, and who wrote client_state
 
@@ -54,14 +50,8 @@ absl::Status CheckTemporary(const std::string& temporary) {
         absl::StrCat("\"", absl::CEscape(temporary), "\" is not the name of a temporary checkpoint"));
   }
   name.remove_prefix(kTemporary.size());
-  if (!name.empty() && name.back() == kRetired) name.remove_suffix(1);
+  if (!name.empty() && name.back() == kRetiredSuffix) name.remove_suffix(1);
   return CheckFileName(name);
-}
-
-absl::Status RemoveTree(const std::string& path) {
-  std::error_code error;
-  fs::remove_all(path, error);  // removes links, not what they lead to
-  return error ? ErrnoStatus("remove", path, error.value()) : absl::OkStatus();
 }
 
 // mkdir's mode is cut by the umask, which is the user's: ranks of the same user write into it.
@@ -337,21 +327,8 @@ absl::Status CheckpointStore::CheckModel(const std::string& name, const ModelCon
 
 absl::StatusOr<std::string> CheckpointStore::Retire(const std::string& name) const {
   RETURN_IF_ERROR(CheckFileName(name));
-  std::string temporary = absl::StrCat(std::string(kTemporary), name, std::string(1, kRetired));
-  const std::string from = absl::StrCat(folder_, "/", name), to = absl::StrCat(folder_, "/", temporary);
   Failpoint("ckpt.before_removal", kServerRank);
-  struct stat info;
-  if (lstat(from.c_str(), &info) != 0) {
-    const int error = errno;
-    if (error != ENOENT || lstat(to.c_str(), &info) != 0) return ErrnoStatus("remove", from, error);
-    RETURN_IF_ERROR(SyncFolder(folder_));  // an earlier call may have failed just there
-    return temporary;
-  }
-  if (!S_ISDIR(info.st_mode)) return absl::NotFoundError(absl::StrCat(from, ": is not a checkpoint's directory"));
-  RETURN_IF_ERROR(RemoveTree(to));  // an earlier one of that name, whose removal failed
-  RETURN_IF_ERROR(RenameFolder(from, to));
-  RETURN_IF_ERROR(SyncFolder(folder_));
-  return temporary;
+  return RetireFolder(folder_, name);
 }
 
 }  // namespace stemma::server

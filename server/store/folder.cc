@@ -11,6 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/file.h"
+#include "common/base/status_macros.h"
+#include "common/base/temporary_folder.h"
 #include "common/base/unique_fd.h"
 
 namespace stemma::server {
@@ -41,6 +43,29 @@ absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
   if (error) return ErrnoStatus("read", folder, error.value());
   std::sort(names.begin(), names.end());
   return names;
+}
+
+absl::StatusOr<std::string> RetireFolder(const std::string& parent, const std::string& name) {
+  std::string temporary = absl::StrCat(std::string(kUnfinishedPrefix), name, std::string(1, kRetiredSuffix));
+  const std::string from = absl::StrCat(parent, "/", name), to = absl::StrCat(parent, "/", temporary);
+  struct stat info;
+  if (lstat(from.c_str(), &info) != 0) {
+    const int error = errno;
+    if (error != ENOENT || lstat(to.c_str(), &info) != 0) return ErrnoStatus("remove", from, error);
+    RETURN_IF_ERROR(SyncFolder(parent));  // an earlier call may have failed just there
+    return temporary;
+  }
+  if (!S_ISDIR(info.st_mode)) return absl::NotFoundError(absl::StrCat(from, ": is not a directory"));
+  RETURN_IF_ERROR(RemoveTree(to));  // an earlier one of that name, whose removal failed
+  RETURN_IF_ERROR(RenameFolder(from, to));
+  RETURN_IF_ERROR(SyncFolder(parent));
+  return temporary;
+}
+
+absl::Status RemoveTree(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  return error ? ErrnoStatus("remove", path, error.value()) : absl::OkStatus();
 }
 
 }  // namespace stemma::server

@@ -97,12 +97,8 @@ class CheckpointCalls:
 
         name  the checkpoint's
         """
-        request, lost = _proto.DeleteCheckpointRequest(name=config.checked_text("name", name)), []
-        try:
-            self._retrying(lambda: self._noting_loss(lambda: self._stub.DeleteCheckpoint(request), lost))
-        except errors.StemmaError as error:
-            if error.reason != "NOT_FOUND" or not lost:  # a try whose answer was lost has removed it
-                raise
+        request = _proto.DeleteCheckpointRequest(name=config.checked_text("name", name))
+        self._deleting(lambda: self._stub.DeleteCheckpoint(request))
 
     def _checkpoints(self, deadline):
         request = _proto.ListCheckpointsRequest()

@@ -1,4 +1,4 @@
-"""The call of a Client that writes the weights out, and what it leads to."""
+"""The calls of a Client that write the weights out and remove what was written, and what they lead to."""
 
 import time
 
@@ -36,7 +36,7 @@ class ExportCalls:
         written by then is the answer if it has the model's lineage and step; one that is still being written is waited for.
         Any other of the name is the error EXPORT_EXISTS, as it is without a loss.
 
-        name        a name that was not used before, no path
+        name        a name that no export has, no path
         dtype       "float32", "bfloat16", "float16", "float64", or short "fp32", "bf16", "fp16", "fp64"; None: each tensor's own
                     in the loaded files
         timeout_s   how long to wait for it; TimeoutError after it. The server may go on and write it. None: as long as it takes
@@ -60,6 +60,15 @@ class ExportCalls:
                     if is_over(deadline):
                         raise timed_out(what, timeout_s, error) from error
                 time.sleep(self._retry_delay_s)  # it is being written
+
+    def delete_export(self, name):
+        """Removes an export, whoever wrote it; answers once its name is free. A rollout engine that still reads its files
+        keeps those that it has open.
+
+        name  the export's, no path
+        """
+        request = _proto.DeleteExportRequest(name=config.checked_text("name", name))
+        self._deleting(lambda: self._stub.DeleteExport(request))
 
     def _written(self, request, lost, timeout):
         """Makes one try."""

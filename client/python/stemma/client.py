@@ -267,6 +267,15 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
                 lost.append(error)
             raise
 
+    def _deleting(self, call):
+        """Makes a call that removes something; what is not there any more was removed by a try whose answer was lost."""
+        lost = []
+        try:
+            self._retrying(lambda: self._noting_loss(call, lost))
+        except errors.StemmaError as error:
+            if error.reason != "NOT_FOUND" or not lost:
+                raise
+
     def _retrying(self, call, deadline=None):
         """The call's answer, as _steps gives it."""
         return _tries.run(self._steps(call, deadline))

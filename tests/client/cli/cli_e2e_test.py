@@ -70,6 +70,8 @@ class CliE2eTest(unittest.TestCase):
             self.assertEqual(len(self.records(address, "requests", "list")), 3)
             exported = self.call(address, "export", "end", "--dtype", "float64").stdout.strip()
             self.assertEqual(run("model", "inspect", exported).returncode, 0)
+            self.assertEqual(self.call(address, "export", "end", "--delete").stdout, "")
+            self.assertFalse(pathlib.Path(exported).exists())
             local.send(signal.SIGTERM)
             self.assertEqual(local.finish()[0], 0)
         expected = self.directory / "expected.jsonl"

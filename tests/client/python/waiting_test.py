@@ -250,7 +250,9 @@ def test_a_recorder_that_cannot_write_hides_no_accepted_request(tmp_path):
             assert update(client, wait=False, request_id="r").request_id == "r"
 
 
-def test_a_delete_whose_answer_was_lost_has_deleted():
+@pytest.mark.parametrize("method,call", [("DeleteCheckpoint", lambda c: c.delete_checkpoint("one")),
+                                         ("DeleteExport", lambda c: c.delete_export("one"))])
+def test_a_delete_whose_answer_was_lost_has_deleted(method, call):
     calls = []
 
     def delete(_, context):
@@ -258,17 +260,17 @@ def test_a_delete_whose_answer_was_lost_has_deleted():
         abort(context, *((grpc.StatusCode.UNAVAILABLE, "lost") if len(calls) == 1 else
                          (grpc.StatusCode.NOT_FOUND, "there is none", "NOT_FOUND")))
 
-    with FakeServer({"DeleteCheckpoint": delete}) as server, stemma.Client(server.address, retry_delay_s=0.01) as client:
-        client.delete_checkpoint("one")
+    with FakeServer({method: delete}) as server, stemma.Client(server.address, retry_delay_s=0.01) as client:
+        call(client)
         with pytest.raises(stemma.StemmaError, match="NOT_FOUND"):
-            client.delete_checkpoint("one")  # the first answer counts
+            call(client)  # the first answer counts
     assert len(calls) == 3
 
 
 @pytest.mark.parametrize("call", [lambda c: c.export(5), lambda c: c.export("x", dtype=5), lambda c: c.attach(5),
                                   lambda c: c.save_checkpoint(5), lambda c: c.load_checkpoint(5), lambda c: c.read_log_probs(5),
                                   lambda c: c.save_checkpoint(""), lambda c: c.load_checkpoint(""),
-                                  lambda c: c.delete_checkpoint(""), lambda c: update(c, request_id="")])
+                                  lambda c: c.delete_checkpoint(""), lambda c: c.delete_export(""), lambda c: update(c, request_id="")])
 def test_a_name_that_is_none_is_refused_by_its_field(call):
     with FakeServer({}) as server, stemma.Client(server.address) as client:
         with pytest.raises(ValueError, match=r"^(name|dtype|request_id) is (5|''): pass a string"):

@@ -106,6 +106,25 @@ def test_a_float64_export_of_an_fp64_run_holds_the_oracle_s_weights(tmp_path):
     assert abs(result.metrics["actor/grad_norm"] / history[0].norm - 1) < 1e-12
 
 
+def test_an_export_that_is_deleted_leaves_its_name_and_the_others(tmp_path):
+    loaded = models.make(str(tmp_path / "model"), models.Spec("llama"), SHARD)
+    with server(loaded, data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
+        kept, path = client.export("kept"), client.export("round-1")
+        with pytest.raises(stemma.StemmaError, match="EXPORT_EXISTS"):
+            client.export("round-1")
+        client.delete_export("round-1")
+        assert not os.path.exists(path) and contents(kept) == contents(loaded)
+        with pytest.raises(stemma.StemmaError, match="there is no export round-1"):
+            client.delete_export("round-1")
+        for no_name in ("../checkpoints", ".tmp-x", "kept/config.json"):
+            with pytest.raises(stemma.StemmaError, match="is not a valid name"):
+                client.delete_export(no_name)
+        assert client.export("round-1") == path and contents(path) == contents(loaded)
+    with server(loaded, data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
+        client.delete_export("round-1")  # another server wrote it
+    assert os.listdir(tmp_path / "data" / "exports") == ["kept"]
+
+
 def test_a_hub_cache_s_snapshot_of_links_loads_and_exports_regular_files(tmp_path):
     snapshot = models.make_snapshot(str(tmp_path / "cache"), models.Spec("llama"), SHARD)
     assert all(os.path.islink(os.path.join(snapshot, name)) for name in os.listdir(snapshot))

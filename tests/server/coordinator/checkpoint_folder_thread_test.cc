@@ -1,7 +1,8 @@
-// Folders that are made and checkpoints that are removed beside the coordinator.
+// Folders that are made, and checkpoints and exports that are removed, beside the coordinator.
 #include "server/coordinator/checkpoint_folder_thread.h"
 
 #include <filesystem>
+#include <fstream>
 #include <future>
 #include <map>
 #include <string>
@@ -116,6 +117,36 @@ TEST(CheckpointFilesTest, WhatIsLeftOfAnExportGoesToo) {
     RealClock().Sleep(absl::Milliseconds(1));
   }
   EXPECT_TRUE(std::filesystem::exists(folder / "exports/w"));
+}
+
+// A file or a link that somebody has put there is no export.
+TEST(CheckpointFilesTest, AnExportThatIsRemovedIsAnsweredWhenItsNameIsFree) {
+  namespace fs = std::filesystem;
+  constexpr double kPatienceS = 60;
+  const testing::TempFolder folder;
+  const CheckpointStore store = *CheckpointStore::Open(folder.path());
+  const std::string exports = folder / "exports";
+  for (const char* name : {"a/deep", "b"}) fs::create_directories(fs::path(exports) / name);
+  std::ofstream(folder / "exports/file") << "mine";
+  fs::create_directory_symlink(folder / "exports/b", folder / "exports/link");
+  std::map<CallId, absl::Status> removed;
+  CheckpointFolderThread thread(&store, [&](const Event& event) {
+    const auto& ended = std::get<ExportRemovedEvent>(event);
+    removed[ended.call] = ended.removed;
+    EXPECT_FALSE(ended.removed.ok() && fs::exists(exports + "/" + ended.name)) << ended.name;
+  });
+  CallId call = 0;
+  for (const char* name : {"a", "none", "file", "link"}) thread.Add(RemoveExportWork{++call, exports, name});
+  const double begun_s = RealClock().MonotonicSeconds();
+  while (fs::exists(exports + "/a") || fs::exists(exports + "/.tmp-a~")) {
+    ASSERT_LT(RealClock().MonotonicSeconds(), begun_s + kPatienceS) << "its files stay";
+    RealClock().Sleep(absl::Milliseconds(1));
+  }
+  thread.Stop();
+  ASSERT_EQ(removed.size(), 4u);
+  EXPECT_THAT(removed[1], testing::IsOk());
+  for (const CallId no_export : {2, 3, 4}) EXPECT_TRUE(absl::IsNotFound(removed[no_export])) << removed[no_export];
+  EXPECT_TRUE(fs::exists(exports + "/b") && fs::exists(exports + "/file") && fs::exists(exports + "/link"));
 }
 
 }  // namespace

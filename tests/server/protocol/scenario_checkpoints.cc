@@ -146,6 +146,13 @@ std::optional<Event> CheckpointCallOf(const std::string& name, const Command& co
   if (name == "pin") return PinCheckpointEvent{command.Id(1), NameOf(command), true};
   if (name == "unpin") return PinCheckpointEvent{command.Id(1), NameOf(command), false};
   if (name == "delete") return DeleteCheckpointEvent{command.Id(1), NameOf(command)};
+  if (name == "delete_export") return DeleteExportEvent{command.Id(1), command.words.at(2)};
+  if (name == "export_removed") {
+    absl::Status removed;
+    if (command.Has("absent")) removed = absl::NotFoundError("no such folder");
+    if (command.Has("fail")) removed = absl::InternalError("the disk is broken");
+    return ExportRemovedEvent{command.Id(1), command.words.at(2), removed};
+  }
   return std::nullopt;
 }
 
@@ -177,6 +184,7 @@ std::string CheckpointReplyText(const Reply& reply) {
     for (const v1::Checkpoint& checkpoint : list->checkpoints()) absl::StrAppend(&text, " (", Text(checkpoint), ")");
     return text;
   }
+  if (std::holds_alternative<v1::DeleteExportResponse>(reply)) return "deleted the export";
   return std::holds_alternative<v1::DeleteCheckpointResponse>(reply) ? "deleted" : "";
 }
 

@@ -42,7 +42,7 @@ class FakeCheckpoints {
   absl::Status refusal_;  // of folders and removals
 };
 
-// The client's call that a line is, if it is one about checkpoints.
+// The client's call that a line is, if it is one about checkpoints, or about removing exports, or what that came to.
 std::optional<Event> CheckpointCallOf(const std::string& name, const Command& command);
 
 // The line of an action or reply about checkpoints; empty: it is none.

@@ -56,8 +56,8 @@ uint64_t Number(const std::string& text) {
 Command::Command(const std::string& line) {
   for (const std::string& word : std::vector<std::string>(absl::StrSplit(line, ' ', absl::SkipEmpty()))) {
     const std::vector<std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
-    const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" || word == "exists" ||
-                      word == "moving" || word == "pinned" || word == "old" ||
+    const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" || word == "absent" ||
+                      word == "exists" || word == "moving" || word == "pinned" || word == "old" ||
                       (word == "results" && !words.empty() && words[0] == "submit");
     if (parts.size() == 2)
       options[parts[0]] = parts[1];
