@@ -74,6 +74,19 @@ absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Stora
   return resume;
 }
 
+// Refuses a model that is not the one of the checkpoint with which recovery begins: no worker could load that. What
+// else may be wrong with the checkpoint is looked at when it is read.
+absl::Status CheckModelOfBase(const ServerMainOptions& options, const std::string& resume, const Storage& storage) {
+  const bool replays = options.config.durability() == v1::REPLAY;
+  const std::string base = resume.empty() ? ChooseBase(storage.state(), replays).checkpoint : resume;
+  if (base.empty()) return absl::OkStatus();
+  const absl::Status same = storage.checkpoints().CheckModel(base, options.model);
+  if (absl::IsInvalidArgument(same)) return same;
+  LOG(INFO) << "the weights are those of checkpoint " << base << "; those in " << options.config.model()
+            << " are not read";
+  return absl::OkStatus();
+}
+
 ServerOptions ServerOptionsOf(const ServerMainOptions& options, const std::string& resume,
                               std::unique_ptr<Storage> storage) {
   ServerOptions result;
@@ -133,6 +146,7 @@ absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
   ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,
                    Storage::Open(options.data->path(), options.config.limits().requests_kept()));
   ASSIGN_OR_RETURN(const std::string resume, ChooseResumed(options.resume, *storage));
+  RETURN_IF_ERROR(CheckModelOfBase(options, resume, *storage));
   ASSIGN_OR_RETURN(const std::unique_ptr<Server> server,
                    Server::Start(ServerOptionsOf(options, resume, std::move(storage)), RealClock()));
   RETURN_IF_ERROR(options.data->SetAddress(server->address()));

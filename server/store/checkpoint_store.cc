@@ -319,9 +319,8 @@ absl::Status CheckpointStore::CheckModel(const std::string& name, const ModelCon
   const std::string difference = FirstDifference(saved, model);
   if (difference.empty()) return absl::OkStatus();
   return MakeError(Reason::kInvalidRequest,
-                   absl::StrCat("checkpoint ", name, " is of another model: its ", difference,
-                                " is not that of the model that the server was started with; name a checkpoint of this "
-                                "model, or give the other one a server and a --data of its own"),
+                   absl::StrCat("checkpoint ", name, " is of another model than the server's --model: they differ in ",
+                                difference, "; give each model a --data of its own"),
                    {.field = "name"});
 }
 

@@ -161,6 +161,22 @@ def test_another_config_is_refused_by_the_field(model, tmp_path):
     DurableRun(other, tmp_path / "run").close()
 
 
+def test_a_model_that_is_not_the_checkpoint_s_ends_the_start_at_once(model, tmp_path):
+    """A server that is stopped saves a checkpoint, with which recovery begins: no worker could load it."""
+    with DurableRun(model, tmp_path / "run") as run, run.client() as client:
+        send(client, 0)
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.25}))
+    with pytest.raises(AssertionError, match=r"than the server's --model: they differ in rms_norm_eps") as refused:
+        DurableRun(other, tmp_path / "run")
+    assert "ended with exit code 2" in str(refused.value) and "a worker" not in str(refused.value).rpartition("generation")[0]
+    (other / "config.json").write_text(json.dumps({**config, "mine": 1}))
+    with DurableRun(other, tmp_path / "run") as run:
+        assert "the weights are those of checkpoint step-" in run.log.read_text()
+
+
 def test_another_dtype_is_refused_by_its_name(model, tmp_path):
     """The same directory, and other bits: the steps that are to be computed again began in fp32."""
     with DurableRun(model, tmp_path / "run") as run, run.client() as client:

@@ -53,8 +53,8 @@ TEST_F(CheckpointOfAnotherTest, ACheckpointOfAnotherModelIsRefusedByItsFirstDiff
   const absl::Status status = store_.CheckModel("mine", other);
   EXPECT_EQ(ErrorReason(status), "INVALID_REQUEST");
   EXPECT_THAT(status,
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("checkpoint mine is of another model"), HasSubstr("num_hidden_layers"))));
+              StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("checkpoint mine is of another model"),
+                                                                 HasSubstr("differ in num_hidden_layers"))));
 }
 
 TEST_F(CheckpointOfAnotherTest, FoldersThatAreNoCheckpointHaveNamesAllTheSame) {
