@@ -28,7 +28,8 @@ absl::Status ErrnoStatus(std::string_view what, const std::string& path, int err
     case ELOOP:
       return absl::InvalidArgumentError(absl::StrCat(std::string(what), " ", path, ": it is a link"));
     case EEXIST:
-      return absl::AlreadyExistsError(message);
+      return absl::AlreadyExistsError(
+          absl::StrCat(std::string(what), " ", path, ": it is there already; choose another name, or remove it"));
     case ENOSPC:
     case EDQUOT:
       return MakeError(Reason::kDiskFull, message);

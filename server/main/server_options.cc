@@ -36,7 +36,7 @@ struct Flags {
   std::string ready_file, resume = "auto";
   std::string memory_budget, host_memory, mesh, split_groups, shard_parameters, prefix_kv, reduce_gradients, durability;
   double worker_lost_after_s = 10, worker_stalled_after_s = 300;
-  uint32_t wave_suffixes = 0, threads = 0, prefix_block_rows = 0;
+  std::optional<uint32_t> wave_suffixes, threads, prefix_block_rows;  // 0 overrides the file, too
   uint32_t drain_timeout_s = static_cast<uint32_t>(absl::ToInt64Seconds(kDrainWithin));
   bool insecure = false, check_config = false, die_with_parent = false;
 };
@@ -171,10 +171,10 @@ void Override(const Flags& flags, v1::RunConfig& config) {
   if (!flags.dtype.empty()) config.set_dtype(flags.dtype);
   if (!flags.schedule.empty()) config.set_schedule(kSchedules.at(flags.schedule));
   if (!flags.layout.empty()) config.set_layout(kLayouts.at(flags.layout));
-  if (flags.wave_suffixes > 0) config.set_wave_suffixes(flags.wave_suffixes);
+  if (flags.wave_suffixes) config.set_wave_suffixes(*flags.wave_suffixes);
   if (!flags.prefix_policy.empty()) config.set_prefix_policy(kPrefixPolicies.at(flags.prefix_policy));
   if (!flags.suffix_policy.empty()) config.set_suffix_policy(kSuffixPolicies.at(flags.suffix_policy));
-  if (flags.prefix_block_rows > 0) config.set_prefix_block_rows(flags.prefix_block_rows);
+  if (flags.prefix_block_rows) config.set_prefix_block_rows(*flags.prefix_block_rows);
   if (!flags.offload.empty()) config.set_offload(kOffloads.at(flags.offload));
   if (!flags.optimizer_residency.empty()) {
     config.set_optimizer_residency(kResidencies.at(flags.optimizer_residency));
@@ -184,7 +184,7 @@ void Override(const Flags& flags, v1::RunConfig& config) {
   if (!flags.prefix_kv.empty()) config.set_prefix_kv(kPrefixKvs.at(flags.prefix_kv));
   if (!flags.reduce_gradients.empty()) config.set_reduce_gradients(kReductions.at(flags.reduce_gradients));
   if (!flags.durability.empty()) config.set_durability(kDurabilities.at(flags.durability));
-  if (flags.threads > 0) config.set_threads(flags.threads);
+  if (flags.threads) config.set_threads(*flags.threads);
 }
 
 uint64_t ReadBytes(const std::string& option, const std::string& text, std::vector<std::string>& problems) {

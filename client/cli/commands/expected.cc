@@ -30,6 +30,13 @@ absl::Status AtLine(int64_t line, const absl::Status& status) {
   return absl::InvalidArgumentError(absl::StrCat("line ", line, ": ", status.message()));
 }
 
+absl::Status NoHeader() {
+  return absl::InvalidArgumentError(
+      absl::StrCat("is no header: put {\"schema\": \"", kSchema,
+                   "\", \"loss\": {\"relative\": 1e-5}, \"grad_norm\": {\"relative\": 1e-4}} before the lines that "
+                   "`stemma replay -o json` prints"));
+}
+
 std::string Difference(const std::string& name, double value, double expected, const Tolerance& tolerance) {
   const double limit = tolerance.absolute + tolerance.relative * std::abs(expected);
   if (std::abs(value - expected) <= limit) return "";  // false for NaN
@@ -46,7 +53,7 @@ absl::StatusOr<ExpectedSteps> ExpectedSteps::Parse(std::string_view text) {
     ++line_number;
     if (line.empty()) continue;
     const auto json = ParseJson(line);
-    if (!json.ok()) return AtLine(line_number, json.status());
+    if (!json.ok()) return AtLine(line_number, line_number == 1 ? NoHeader() : json.status());
     const JsonFields fields(*json, "");
     const absl::Status status = line_number == 1 ? expected.ReadHeader(fields) : expected.ReadStep(fields);
     if (!status.ok()) return AtLine(line_number, status);
@@ -56,6 +63,7 @@ absl::StatusOr<ExpectedSteps> ExpectedSteps::Parse(std::string_view text) {
 }
 
 absl::Status ExpectedSteps::ReadHeader(const JsonFields& fields) {
+  if (fields.Find("schema") == nullptr) return NoHeader();
   ASSIGN_OR_RETURN(const std::string schema, fields.String("schema"));
   if (schema != kSchema) return fields.Error("schema", absl::StrCat("is \"", schema, "\", expected ", kSchema));
   ASSIGN_OR_RETURN(loss_, ParseTolerance(fields, "loss"));

@@ -117,7 +117,7 @@ void AddMemoryOptions(CLI::App* command, LocalOptions* options) {
   PassToServer(command, options, "--wave-suffixes", "N", "Force so many suffixes per wave");
   PassToServer(command, options, "--layout", "one_by_one|padded|packed", "Force how a wave is laid out");
   PassToServer(command, options, "--prefix-policy", "s0|s1|s2|s3|s4|s5",
-               "Force what a prefix's tape keeps: s0 all, s5 nothing");
+               "Force what a prefix's tape keeps: s0 all, s5 only K and V");
   PassToServer(command, options, "--suffix-policy", "s0|s1|s2|s3|s4", "Force what a suffix's tape keeps");
   PassToServer(command, options, "--prefix-block-rows", "N", "Force prefixes in blocks of so many rows");
   PassToServer(command, options, "--offload", "on|off", "Force the prefixes' tape into host memory, or not");

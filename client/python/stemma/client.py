@@ -119,7 +119,8 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
                     result's `effective` says what was sent
         ref         where reference log-probs come from: "client" (ref_log_prob of the rollouts), "policy", None,
                     "checkpoint:NAME". "auto": "client" if there is a KL term and the rollouts carry them, else None
-        mini_batch  groups per optimizer step; None: all, one step an epoch
+        mini_batch  groups per optimizer step; where they do not divide the groups an epoch's last step has fewer, as a warning
+                    says; None: all, one step an epoch
         epochs      passes over the groups, each of its own optimizer steps
         shuffle, seed   whether each epoch orders the groups anew, by this seed
         request_id  the request's name; None: a new one. The same id and payload again gives the same outcome
@@ -158,7 +159,8 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
 
     def plan(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
              seed=None, schedule=None, timeout_s=None):
-        """What submit would run, as a dict: waves, tokens, FLOPs, bytes. Nothing is computed and no id is used.
+        """What submit would run, as a dict of PlanReport (proto/stemma/v1/plan.proto): waves, tokens, FLOPs, bytes. Nothing
+        is computed and no id is used.
 
         groups, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, schedule   as in submit
         timeout_s   how long to wait for it; TimeoutError after it, and the server plans no further. None: as long as it takes

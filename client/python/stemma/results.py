@@ -23,7 +23,8 @@ class StepResult:
     num_groups      of its mini-batch
     metrics         by name; docs/metrics.md lists them
     warnings        what of the mini-batch was not computed, and why
-    trace           what each worker did when, as a dict of docs/parallelism.md's spans, where trace_step names this step;
+    trace           what each worker did when, as a dict of StepTrace
+                    (proto/stemma/v1/step_trace.proto; docs/parallelism.md says what it shows), where trace_step names this step;
                     else None
     """
 
@@ -123,7 +124,7 @@ class UpdateResult:
     steps       a StepResult for each optimizer step
     metrics     over the steps, by name: "actor/loss", "actor/grad_norm", ...; docs/metrics.md lists them
     effective   the header that was in force, as a dict
-    plan        what ran, as a dict: waves, tokens, FLOPs, bytes
+    plan        what ran, as a dict of PlanReport (proto/stemma/v1/plan.proto): waves, tokens, FLOPs, bytes
     warnings    of the request
     lineage     of the weights that were trained; another one when those are lost
     replayed    whether an earlier call had sent this id and payload: this is its outcome, whether that was there already or the

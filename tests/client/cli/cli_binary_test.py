@@ -80,7 +80,7 @@ class CliBinaryTest(unittest.TestCase):
         self.make("a.jsonl", "--seed", 5)
         result = run("trace", "make", self.directory / "a.jsonl", "--vocab", 64)
         self.assertEqual(result.returncode, 2, result.stderr)
-        self.assertIn("a.jsonl: File exists", result.stderr)
+        self.assertIn("a.jsonl: it is there already; choose another name, or remove it", result.stderr)
 
     def test_check_names_every_broken_line(self):
         lines = self.make("a.jsonl", "--seed", 5, "--steps", 3).decode().splitlines()
@@ -215,7 +215,7 @@ class CliBinaryTest(unittest.TestCase):
         for arguments, words in (
                 (["checkpoint", "save", *server, "--client-state", "none"], ["--client-state", "none: No such file"]),
                 (["checkpoint", "load", *server, "--client-state-out", "none/x"], ["--client-state-out", "none/x: No such file"]),
-                (["trace", "make", "a.jsonl", "--vocab", "9"], ["a.jsonl: File exists"]),
+                (["trace", "make", "a.jsonl", "--vocab", "9"], ["a.jsonl: it is there already"]),
                 (["trace", "make", "none/a.jsonl", "--vocab", "9"], ["none/a.jsonl: No such file"]),
                 (["bound", "none"], ["none: No such file"]), (["bound", "folder"], ["folder: not a regular file"])):
             self.assert_refused(arguments, words)

@@ -14,6 +14,7 @@ import pytest
 
 from good_request import Request, refusal
 from server import BUILD, MODEL, PATIENCE_S, Cluster, start, wait_for, write_secret
+from stemma import _proto
 
 
 def model_copy(tmp_path):
@@ -48,6 +49,17 @@ def test_a_mesh_overrides_run_yaml_and_is_judged_with_all_else(tmp_path):
     assert code == 2, text
     for word in ('--mesh: "ep=2" names no axis', "fp8"):
         assert word in text, text
+
+
+def test_a_zero_overrides_run_yaml_as_any_other_number():
+    numbers = {"threads": 3, "wave_suffixes": 2, "prefix_block_rows": 64}
+    config = "".join(f"{name}: {number}\n" for name, number in numbers.items())
+    for value, flags in ((None, ()), (0, ("0",)), (5, ("5",))):
+        given = [word for name in numbers for flag in flags for word in (f"--{name.replace('_', '-')}", flag)]
+        with Cluster(config=config, flags=tuple(given), worker=False) as cluster:
+            running = cluster.stub.GetServerInfo(_proto.GetServerInfoRequest(), timeout=PATIENCE_S).config
+            assert {name: getattr(running, name) for name in numbers} == {name: numbers[name] if value is None else value
+                                                                         for name in numbers}
 
 
 def test_a_run_yaml_that_is_missing_is_named(tmp_path):

@@ -58,6 +58,11 @@ TEST(ExpectedStepsTest, ABrokenLineIsNamed) {
               HasSubstr("line 2: grad_norm"));
   EXPECT_THAT(std::string(ExpectedSteps::Parse(header + "{]").status().message()), HasSubstr("line 2"));
   EXPECT_FALSE(ExpectedSteps::Parse("{\"schema\": \"other\"}\n").ok());
+  for (const char* none : {"{\"line\": 2, \"k\": 0, \"loss\": 1, \"grad_norm\": 1}\n", "{\n", "loss\n"}) {
+    EXPECT_THAT(std::string(ExpectedSteps::Parse(none).status().message()),
+                HasSubstr("line 1: is no header: put {\"schema\": \"stemma.expected.v1\""))
+        << none;
+  }
   EXPECT_FALSE(ExpectedSteps::Parse(header).ok());
   EXPECT_FALSE(ExpectedSteps::Parse("").ok());
 }
