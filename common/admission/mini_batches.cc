@@ -22,6 +22,17 @@ std::vector<uint32_t> ShuffledOrder(uint32_t count, const std::string& payload_d
 
 }  // namespace
 
+uint64_t NumSteps(const v1::UpdateHeader& header, uint64_t num_groups) {
+  const uint64_t mini_batch = header.has_ppo_mini_batch_size() ? header.ppo_mini_batch_size() : num_groups;
+  if (mini_batch == 0) return 0;
+  const uint64_t steps_per_epoch = num_groups / mini_batch + (num_groups % mini_batch != 0);
+  constexpr uint64_t kMost = uint64_t{1} << 63;
+  uint64_t steps = 0;
+  const bool overflows =
+      __builtin_mul_overflow(steps_per_epoch, header.has_ppo_epochs() ? header.ppo_epochs() : 1, &steps);
+  return overflows ? kMost : std::min(steps, kMost);
+}
+
 std::vector<std::vector<uint32_t>> MiniBatches(uint32_t count, const MiniBatchRule& rule, uint64_t epoch) {
   std::vector<uint32_t> order(count);
   std::iota(order.begin(), order.end(), 0u);

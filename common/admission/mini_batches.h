@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "stemma/v1/training.pb.h"
+
 namespace stemma {
 
 struct MiniBatchRule {
@@ -20,6 +22,9 @@ struct MiniBatchRule {
   uint64_t seed = 0;
   std::string payload_digest;
 };
+
+// Returns how many optimizer steps a request of so many groups makes, whatever the limits say; 2^63 at the most.
+uint64_t NumSteps(const v1::UpdateHeader& header, uint64_t num_groups);
 
 // Indices into the request's `count` groups, one list per step of the epoch; the last list may be shorter.
 std::vector<std::vector<uint32_t>> MiniBatches(uint32_t count, const MiniBatchRule& rule, uint64_t epoch);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/admission/header_rules.h"
 #include "common/admission/known_fields.h"
+#include "common/admission/mini_batches.h"
 #include "common/admission/normalization.h"
 #include "common/base/digest.h"
 #include "common/base/error.h"
@@ -198,20 +199,16 @@ absl::Status RequestBuilder::CheckCounts() const {
 absl::Status RequestBuilder::CheckSteps() {
   const v1::UpdateHeader& header = request_.update;
   const uint64_t groups = request_.groups.size();
-  const uint64_t mini_batch = header.has_ppo_mini_batch_size() ? header.ppo_mini_batch_size() : groups;
-  const uint64_t steps_per_epoch = groups / mini_batch + (groups % mini_batch != 0);
-  const uint64_t epochs = header.has_ppo_epochs() ? header.ppo_epochs() : 1;
-  if (epochs > limits_.steps() || steps_per_epoch * epochs > limits_.steps()) {
-    return LimitExceeded("steps", limits_.steps());
-  }
-  request_.num_steps = steps_per_epoch * epochs;
+  const uint64_t steps = NumSteps(header, groups);
+  if (steps > limits_.steps()) return LimitExceeded("steps", limits_.steps());
+  request_.num_steps = steps;
   if (header.has_trace_step() && header.trace_step() >= request_.num_steps) {
     return MakeError(Reason::kInvalidRequest,
                      absl::StrCat("update.trace_step is ", header.trace_step(), ": this request has ",
                                   request_.num_steps, " steps, counted from 0"),
                      {.field = "update.trace_step"});
   }
-  const uint64_t epochs_planned = header.shuffle() ? epochs : 1;
+  const uint64_t epochs_planned = header.shuffle() && header.has_ppo_epochs() ? header.ppo_epochs() : 1;
   if (groups * epochs_planned > limits_.planned_groups()) {
     return LimitExceeded("planned_groups", "groups over all steps of a plan", limits_.planned_groups());
   }
@@ -219,11 +216,11 @@ absl::Status RequestBuilder::CheckSteps() {
   if (request_.num_rollouts * epochs_planned > rollouts_max) {
     return LimitExceeded("planned_groups", "rollouts over all steps of a plan", rollouts_max);
   }
-  if (steps_per_epoch * epochs > 1 && header.old().from() == v1::LogProbSource::ON_POLICY) {
+  if (steps > 1 && header.old().from() == v1::LogProbSource::ON_POLICY) {
     return MakeError(
         Reason::kUnsupported,
-        absl::StrCat("update.old is ON_POLICY, which is right for one optimizer step only; this request has ",
-                     steps_per_epoch * epochs, ": use WEIGHTS"),
+        absl::StrCat("update.old is ON_POLICY, which is right for one optimizer step only; this request has ", steps,
+                     ": use WEIGHTS"),
         {.field = "update.old.from"});
   }
   return absl::OkStatus();

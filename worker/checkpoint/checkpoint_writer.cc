@@ -1,6 +1,7 @@
 #include "worker/checkpoint/checkpoint_writer.h"
 
 #include <cerrno>
+#include <new>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -62,10 +63,8 @@ absl::StatusOr<FileShare> OtherFile(const CheckpointFiles& files, const std::str
   return share;
 }
 
-}  // namespace
-
-absl::StatusOr<CheckpointParts> WriteCheckpointFiles(const CheckpointFiles& files, const PieceReader& read,
-                                                     const std::atomic<bool>& cancelled) {
+absl::StatusOr<CheckpointParts> WriteFiles(const CheckpointFiles& files, const PieceReader& read,
+                                           const std::atomic<bool>& cancelled) {
   CheckpointParts parts;
   const auto write = [&](const FileShare& share) -> absl::Status {
     ASSIGN_OR_RETURN(parts.emplace_back(), WriteShare(files, share, read, cancelled));
@@ -79,6 +78,18 @@ absl::StatusOr<CheckpointParts> WriteCheckpointFiles(const CheckpointFiles& file
     RETURN_IF_ERROR(write(share));
   }
   return parts;
+}
+
+}  // namespace
+
+// The thread of saves knows no exceptions: one would end the worker, and with it the steps that are not saved.
+absl::StatusOr<CheckpointParts> WriteCheckpointFiles(const CheckpointFiles& files, const PieceReader& read,
+                                                     const std::atomic<bool>& cancelled) {
+  try {
+    return WriteFiles(files, read, cancelled);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("the host has no memory to write the checkpoint's files");
+  }
 }
 
 }  // namespace stemma::worker

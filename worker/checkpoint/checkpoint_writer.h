@@ -29,7 +29,8 @@ struct CheckpointFiles {
 };
 
 // Returns a part for each file that it wrote; all are on the disk. Errors: Cancelled - `cancelled` was true;
-// InvalidArgument - the source's config has changed since it was loaded; the file system's.
+// InvalidArgument - the source's config has changed since it was loaded; ResourceExhausted - the host has no memory for
+// it; the file system's.
 absl::StatusOr<CheckpointParts> WriteCheckpointFiles(const CheckpointFiles& files, const PieceReader& read,
                                                      const std::atomic<bool>& cancelled);
 

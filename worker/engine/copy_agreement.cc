@@ -27,6 +27,10 @@ absl::Status InsideCopy(const CopyRanks& copy, const absl::Status& status) {
                                              " failed where others wait for it: ", std::string(status.message())));
 }
 
+absl::Status EndChecks(const CopyRanks& copy, bool agrees, const absl::Status& own) {
+  return agrees ? AgreeInCopy(copy, "plan", own) : InsideCopy(copy, own);
+}
+
 absl::Status CancelPoll::Own() const {
   return hooks_.cancelled() ? absl::CancelledError("cancelled between waves") : absl::OkStatus();
 }

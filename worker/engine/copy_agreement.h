@@ -25,6 +25,11 @@ absl::Status AgreeInCopy(const CopyRanks& copy, std::string_view point, const ab
 // failed (out of memory, an exception), the others wait for it in the middle of a layer, and it is Unavailable.
 absl::Status InsideCopy(const CopyRanks& copy, const absl::Status& status);
 
+// Returns what the checks before a pass come to. `agrees`: the ranks of the copy then tell each other; none has begun
+// anything in which others wait, so out of memory is this rank's answer, and the others' Aborted. Errors:
+// AgreeInCopy's.
+absl::Status EndChecks(const CopyRanks& copy, bool agrees, const absl::Status& own);
+
 // Tells between the operations of a pass whether it is cancelled; the ranks of a copy hear it together. Of a pipeline's
 // stages, which reach a cluster one after the other, the first decides, and each tells the next.
 class CancelPoll {

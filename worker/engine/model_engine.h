@@ -121,7 +121,7 @@ class ModelEngine final : public Engine {
   const std::unique_ptr<StageLinks> stages_;               // null: it holds all of them
   const OptimizerShards shards_;
   PartialGradients partial_;
-  std::unique_ptr<ShardExchange> exchange_;  // null: parameters are sharded, or there is one rank
+  std::unique_ptr<ShardExchange> exchange_;  // null: parameters are sharded
   std::unique_ptr<ShardedUnits> units_;      // null: they are whole
   const ParameterRanges norm_ranges_;        // that this rank counts in the gradient norm, of what it owns
   RopeTable rope_;

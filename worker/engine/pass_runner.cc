@@ -56,16 +56,15 @@ class Pass {
     start_bytes_ = options_.context.backend->memory_stats().current_bytes;
     RankSizes sizes;
     Program program;
-    absl::Status status =
-        InsideCopy(options_.copy, CatchExceptions([&] {
-                     sizes = RankSizesOf(*options_.context.weights, options_.data, options_.copy, payload_);
-                     program = ExpandStep(plan_, forward_only(), sizes);
-                     RETURN_IF_ERROR(CheckPassPlan(plan_, payload_, sizes, loss_, vocab_size(), visits_.sharded()));
-                     visits_.Begin(program, plan_, sizes, forward_only());
-                     return absl::OkStatus();
-                   }));
+    const absl::Status checked = CatchExceptions([&] {
+      sizes = RankSizesOf(*options_.context.weights, options_.data, options_.copy, payload_);
+      program = ExpandStep(plan_, forward_only(), sizes);
+      RETURN_IF_ERROR(CheckPassPlan(plan_, payload_, sizes, loss_, vocab_size(), visits_.sharded()));
+      visits_.Begin(program, plan_, sizes, forward_only());
+      return absl::OkStatus();
+    });
     // The last stage alone knows the log-probs of the pass before; and a plan of another copy may be a wrong one.
-    if (sizes.stages > 1 || visits_.sharded()) status = AgreeInCopy(options_.copy, "plan", status);
+    absl::Status status = EndChecks(options_.copy, options_.copy.pp_size() > 1 || visits_.sharded(), checked);
     if (!status.ok()) program = ExpandInTurn(plan_, forward_only(), sizes);
     program_view_ = program;
     last_ = LastOperations(program_view_);

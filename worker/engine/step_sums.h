@@ -6,7 +6,7 @@
 
 namespace stemma::worker {
 
-// Fills all fields but state_bytes and those of the ranks' collectives, which the pass does not know.
+// Fills all fields but state_bytes, log_probs_s and those of the ranks' collectives, which the pass does not know.
 internal::v1::StepSums StepSumsOf(const PassSums& sums);
 
 }  // namespace stemma::worker

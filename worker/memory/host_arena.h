@@ -2,7 +2,7 @@
 // no copy ever waits for an allocation. Apart from the device: its bytes are counted here and nowhere else. With a GPU
 // this is the slab that is page-locked, once, from Create to the end (worker/memory/page_lock.h).
 //
-// Thread safety: none; owned by the engine thread. Invariant: current_bytes <= capacity_bytes, and no further slab is
+// Thread safety: none; used by one thread at a time. Invariant: current_bytes <= capacity_bytes, and no further slab is
 // ever mapped.
 #pragma once
 

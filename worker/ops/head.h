@@ -43,7 +43,7 @@ struct HeadInput {
 // Returns log-probs, and entropies where they are asked for, without keeping anything for a backward.
 HeadOutput HeadForward(const Backend& backend, const HeadInput& input, const HeadOptions& options);
 
-// Rows [begin, end) of one rollout.
+// Rows [begin, end) of what the head is given.
 struct RowRange {
   int64_t begin = 0, end = 0;
   int64_t rows() const { return end - begin; }

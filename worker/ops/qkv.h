@@ -1,5 +1,5 @@
 // From the fused QKV product to what attention reads: split into heads, QK-norm where the family has it, rotary
-// position embedding (half-split, as in Hugging Face: out = x·cos + rotate_half(x)·sin). Queries are head-major; keys
+// position embedding (half-split, as in Hugging Face: out = x·cos + rotate_half(x)·sin). Queries are [H, T, E]; keys
 // and values row-major, so that rows of a prefix are adjacent. One pass over memory in each direction.
 #pragma once
 
@@ -31,8 +31,9 @@ struct QkNorm {
 };
 
 struct QkvHeads {
-  at::Tensor q_HTE, k_TKE, v_TKE;  // contiguous; q undefined when num_heads is 0
-  at::Tensor rstd_TJ;              // [T, H + K] of QK-norm; undefined without
+  at::Tensor k_TKE, v_TKE;  // contiguous
+  at::Tensor q_HTE;         // laid out as Backend::queries_by_token says; undefined when num_heads is 0
+  at::Tensor rstd_TJ;       // [T, H + K] of QK-norm; undefined without
 };
 
 // qkv_TJ: [T, (H + 2K)·E], columns q, k, v. positions_T: int64.

@@ -16,7 +16,7 @@
 namespace stemma::worker {
 namespace {
 
-// The states of one parameter: their shape, and where they begin.
+// The states of one parameter, and their shape.
 struct OwnedStates {
   Parameter& parameter;
   std::vector<int64_t> sizes;

@@ -1,8 +1,8 @@
 // Communicator: the collectives of the ranks of one mesh axis. Every tensor that crosses ranks goes through one.
 //
-// Called by worker/engine, worker/optim and worker/model on the engine thread. Implementations: local_communicator.h
-// (an axis of size 1), rendezvous.h (processes), and for tests tests/testing/thread_communicator.h (threads of one
-// process).
+// Called by worker/engine, worker/optim, worker/model and worker/ops on the engine thread. Implementations:
+// local_communicator.h (an axis of size 1), rendezvous.h (processes), and for tests tests/testing/thread_communicator.h
+// (threads of one process).
 //
 // Thread safety: none, but for stats(). All ranks of the axis make the same calls in the same order; sends and receives
 // are ordered among those of one pair of ranks only. A rank with several axes calls them in one order, too.

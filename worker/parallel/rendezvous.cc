@@ -45,6 +45,7 @@ absl::Status AwaitRanks(c10d::Store& store, int rank, int size, absl::Duration t
       if (!store.check({HereKey(r)})) missing.push_back(r);
     }
   }));
+  if (missing.empty()) return all_here;  // the last came just now, too late
   return absl::UnavailableError(absl::StrCat(missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "),
                                              " of ", size, " did not come within ", absl::FormatDuration(timeout)));
 }

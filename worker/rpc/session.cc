@@ -132,9 +132,9 @@ class Heartbeats {
   std::thread thread_;
 };
 
-// Why the engine ends the session. Its thread calls Set in two cases. The engine could not be made: the server is told,
-// and closes the stream. Another rank has gone: the server hears it from that rank's stream, so this one is only
-// cancelled.
+// Why the engine ends the session. Its thread calls Set in three cases. The engine could not be made, or on_ready
+// failed: the server is told, and closes the stream. Another rank has gone: the server hears it from that rank's
+// stream, so this one is only cancelled.
 class EngineFailure {
  public:
   EngineFailure(grpc::ClientContext& context, Writer& writer) : context_(context), writer_(writer) {}

@@ -20,15 +20,17 @@ struct SessionOptions {
   std::string device;       // "cpu:0"
   uint32_t cores = 0;       // that the compute may use; 0: not known
   std::function<DeviceMemory()> device_memory = HostMemory;
-  std::function<absl::Status()> on_ready;  // the model is loaded; an error ends the session with it
+  // The model is loaded; an error ends the session with it.
+  std::function<absl::Status()> on_ready = [] { return absl::OkStatus(); };
 };
 
 // How a session ended.
 struct SessionEnd {
   // OK: the server said Shutdown. Else why: Unavailable - the stream was lost, the server has no place for this worker
   // now, another rank has gone, or this one's device failed; the engine's status, where it could not be created
-  // (InvalidArgument, NotFound and ResourceExhausted are the configuration's fault); the same codes where the server
-  // refused this worker for good.
+  // (InvalidArgument, NotFound and ResourceExhausted are the configuration's fault). Where the server refused this
+  // worker for good: InvalidArgument - it takes no workers at this address; ResourceExhausted - it did before the model
+  // was loaded, as for its secret; FailedPrecondition - for the weights that it loaded.
   absl::Status status;
   // The engine is inside a wave, or in a generation that lost a rank: the process has to end, or be replaced, without
   // unwinding.

@@ -13,17 +13,18 @@
 
 namespace stemma::worker {
 
-// What a rank knows of the groups that it shares with others. `copy` is the number of its copy of the model, a plan's
-// dp_rank. Exchanges and messages name program ranks, (stage · num_copies + copy) · cp_ranks + cp_rank: those that hold
-// the same part of the model are next to one another, and of them those of a copy. Tensor-parallel ranks run the same
-// program, so these numbers have no tp (worker/parallel/mesh_ranks.h lists all numberings).
+// Where a rank stands among those that hold the model and share groups, and the sizes of what they exchange. `copy` is
+// the number of its copy of the model, a plan's dp_rank. Exchanges and messages name program ranks, (stage · num_copies
+// + copy) · cp_ranks + cp_rank: those that hold the same part of the model are next to one another, and of them those
+// of a copy. Tensor-parallel ranks run the same program, so these numbers have no tp (worker/parallel/mesh_ranks.h
+// lists all numberings).
 struct RankSizes {
   int copy = 0, num_copies = 1;
   int cp_rank = 0, cp_ranks = 1;          // that share the copy's clusters
   int stage = 0, stages = 1;              // of the copy's pipeline
   int64_t kv_row_bytes = 0;               // of one row's K and V in all layers
   int64_t gradient_row_bytes = 0;         // of one row's gK and gV in all layers
-  std::vector<int64_t> prefix_rows = {};  // by group of the payload; beyond its end: 0
+  std::vector<int64_t> prefix_rows = {};  // by group of the payload; -1: another rank has it
 
   // Returns the program rank that has this one's place in another copy.
   int ProgramRankInCopy(int other) const { return ProgramRankOf(stage, other, cp_rank); }

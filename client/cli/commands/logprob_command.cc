@@ -82,10 +82,10 @@ absl::Status RunLogprob(const LogprobOptions& options) {
   CatchInterrupts();
   RecordWriter writer(options.output, Columns(), std::cout);
   Progress progress(trace.num_requests(), StderrIsTerminal() && options.line == 0);
-  RETURN_IF_ERROR(trace.IndexOfLine(options.line).status());
-  for (int64_t index = 0; index < trace.num_requests(); ++index) {
-    if (options.line != 0 && trace.LineOf(index) != options.line) continue;
-    if (Interrupted()) return PartialError(absl::StrCat("interrupted after ", index, " requests"));
+  ASSIGN_OR_RETURN(const int64_t begin, trace.IndexOfLine(options.line));
+  const int64_t end = options.line != 0 ? begin + 1 : trace.num_requests();
+  for (int64_t index = begin; index < end; ++index) {
+    if (Interrupted()) return PartialError(absl::StrCat("interrupted after ", index - begin, " requests"));
     progress.Show(index, absl::StrCat("line ", trace.LineOf(index)));
     ASSIGN_OR_RETURN(const TraceLine line, trace.Read(index));
     progress.Clear();

@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/local/child_process.h"
@@ -28,7 +30,7 @@ constexpr uint64_t kOpenFilesMin = 256;
 Check CheckBinary(const std::string& name) {
   const auto path = SiblingExecutable(name);
   if (!path.ok()) return {name, CheckState::kFailed, std::string(path.status().message())};
-  const UniqueFd null_fd(open("/dev/null", O_WRONLY));
+  const UniqueFd null_fd(open("/dev/null", O_WRONLY | O_CLOEXEC));
   const auto pid = StartChild({.argv = {*path, "--help"}, .stdout_fd = null_fd.get()});
   if (!pid.ok()) return {name, CheckState::kFailed, std::string(pid.status().message())};
   int wait_status = 0;
@@ -57,9 +59,13 @@ Check CheckMemory() {
           HumanBytes(static_cast<double>(bytes)) + " available"};
 }
 
+// The server creates what is missing of the path: the disk is that of the folder above, which is there.
 Check CheckDisk(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::path there = std::filesystem::absolute(directory, error);
+  while (there.has_relative_path() && !std::filesystem::exists(there, error)) there = there.parent_path();
   struct statvfs info = {};
-  if (statvfs(directory.c_str(), &info) != 0) {
+  if (statvfs(there.c_str(), &info) != 0) {
     return {"disk", CheckState::kFailed, absl::StrCat(directory, ": ", strerror(errno))};
   }
   const uint64_t bytes = static_cast<uint64_t>(info.f_bavail) * info.f_frsize;

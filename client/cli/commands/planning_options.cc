@@ -55,7 +55,7 @@ absl::StatusOr<Record> AnswerOf(const ChildOutput& output, const std::string& mo
                                           " and no answer: is it of this version?"));
 }
 
-// The same of a number of bytes, which is read here only to say what is wrong with it.
+// Adds an option that is passed on as it was given: a number of bytes, read here only to say what is wrong with it.
 void PassBytes(CLI::App* command, PlanningOptions* options, const std::string& name, const std::string& help) {
   const auto problem = [](const std::string& text) {
     const absl::StatusOr<uint64_t> bytes = ParseByteSize(text);

@@ -16,6 +16,7 @@
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/calls/submit.h"
 #include "client/cli/local/child_process.h"
+#include "client/cli/local/scratch_folder.h"
 #include "client/cli/output/command_status.h"
 #include "client/cli/output/request_records.h"
 #include "client/cli/trace/synthetic_trace.h"
@@ -30,6 +31,7 @@ namespace stemma::cli {
 namespace {
 
 constexpr absl::Duration kReadyTimeout = absl::Seconds(90), kReadyTimeoutOfRank = absl::Seconds(10);
+constexpr double kStepTimeoutS = 90;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
 constexpr double kAgreement = 1e-4;  // fp32 sums in another order differ by about 1e-6
 constexpr uint32_t kRanksOfMachineMax = 16;
@@ -77,13 +79,15 @@ class Sandbox {
   absl::StatusOr<std::string> WaitForAddress(absl::Duration timeout);
 
   std::string directory_;
+  UniqueFd lock_;  // of the directory
   pid_t pid_ = -1;
 };
 
 absl::StatusOr<std::string> Sandbox::Start(const v1::Mesh& mesh) {
-  std::string directory = TemporaryRoot() + "/stemma-doctor-XXXXXX";
+  std::string directory = absl::StrCat(TemporaryRoot(), "/", kScratchPrefix, "doctor-XXXXXX");
   if (mkdtemp(directory.data()) == nullptr) return absl::InternalError(absl::StrCat("cannot create ", directory));
   directory_ = directory;
+  lock_ = LockScratchFolder(directory_);
   RETURN_IF_ERROR(WriteRandomModel(TinyModel(), {.seed = 1}, directory_ + "/model"));
   ASSIGN_OR_RETURN(const std::string self, SiblingExecutable("stemma"));
   const std::vector<std::string> argv = {
@@ -126,6 +130,7 @@ absl::StatusOr<v1::StepResult> Step(Connection& connection, v1::Schedule schedul
   header.mutable_request()->set_request_id(absl::StrCat("doctor/", v1::Schedule_Name(schedule), "/", learning_rate));
   header.mutable_request()->set_schedule(schedule);
   grpc::ClientContext context;
+  SetTimeout(context, kStepTimeoutS);
   ASSIGN_OR_RETURN(const auto status,
                    UpdateActor(connection.stub(), context, header, SyntheticGroups(options, header, 0)));
   RETURN_IF_ERROR(OutcomeStatus(status));

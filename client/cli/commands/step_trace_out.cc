@@ -1,22 +1,20 @@
 #include "client/cli/commands/step_trace_out.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/output/command_status.h"
 #include "client/cli/output/step_trace_json.h"
+#include "common/admission/mini_batches.h"
 #include "common/base/status_macros.h"
 
 namespace stemma::cli {
 namespace {
 
-// How many optimizer steps the server makes of a request. What it will refuse counts as none.
-int64_t NumSteps(const v1::UpdateHeader& header, size_t num_groups) {
-  const uint64_t groups = header.has_ppo_mini_batch_size() ? header.ppo_mini_batch_size() : num_groups;
-  const uint64_t epochs = header.has_ppo_epochs() ? header.ppo_epochs() : 1;
-  return groups == 0 ? 0 : static_cast<int64_t>((num_groups / groups + (num_groups % groups != 0)) * epochs);
-}
+// No server takes a request of so many steps; a sum over a trace's requests fits all the same.
+constexpr uint64_t kStepsMax = uint64_t{1} << 32;
 
 }  // namespace
 
@@ -25,15 +23,16 @@ StepTraceOut::StepTraceOut(std::string path, int64_t step, int64_t index, uint32
 
 absl::StatusOr<StepTraceOut> StepTraceOut::Open(const std::string& path, int64_t step, TraceFile trace, int64_t begin,
                                                 int64_t end) {
-  int64_t steps = 0;
+  uint64_t steps = 0;
   for (int64_t index = begin; index < end; ++index) {
     ASSIGN_OR_RETURN(const TraceLine line, trace.Read(index));
-    const int64_t before = steps;
-    steps += NumSteps(line.request.header, line.request.groups.size());
-    if (steps < step) continue;
+    const uint64_t before = steps;
+    steps += std::min(NumSteps(line.request.header, line.request.groups.size()), kStepsMax);
+    if (steps < static_cast<uint64_t>(step)) continue;
     absl::StatusOr<ReportFile> file = ReportFile::Open(path);
     if (!file.ok()) return UsageError(absl::StrCat("--trace-out: ", file.status().message()));
-    return StepTraceOut(path, step, index, static_cast<uint32_t>(step - 1 - before), *std::move(file));
+    return StepTraceOut(path, step, index, static_cast<uint32_t>(static_cast<uint64_t>(step) - 1 - before),
+                        *std::move(file));
   }
   return UsageError(absl::StrCat("--trace-step ", step, ": the requests to be submitted hold ", steps, " steps"));
 }

@@ -26,7 +26,7 @@ constexpr int kExecFailed = 127;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   signal(SIGPIPE, SIG_DFL);
-  const int null_fd = open("/dev/null", O_RDONLY);
+  const int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (null_fd >= 0) dup2(null_fd, STDIN_FILENO);
   if (options.stdout_fd != STDOUT_FILENO) dup2(options.stdout_fd, STDOUT_FILENO);
   execv(argv[0], argv);

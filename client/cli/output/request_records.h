@@ -36,7 +36,7 @@ std::vector<Record> RankReportRecords(const v1::PlanReport& plan);
 std::vector<Record> GroupRecords(const v1::PlanReport& plan);
 std::vector<Column> GroupColumns();
 
-// The workers that are connected: rank, host, device, device_name, pid, phase.
+// The workers that are connected: rank, its places on dp, pp, cp and tp, host, device, device_name, pid, phase.
 std::vector<Record> RankRecords(const v1::ServerInfo& info);
 std::vector<Column> RankColumns();
 

@@ -245,6 +245,13 @@ class CliBinaryTest(unittest.TestCase):
             result = run(*arguments, cwd=self.directory, env={"TERM": "xterm"})
             self.assertFalse(has_escape(result.stdout + result.stderr))
 
+    def test_doctor_looks_at_the_disk_of_a_folder_that_a_server_would_make(self):
+        for data in ("new", "new/deeper", str(self.directory / "new"), ".", ""):
+            result = run("doctor", "--no-self-check", "--data", data, "-o", "json", cwd=self.directory)
+            disk = [check for check in map(json.loads, result.stdout.splitlines()) if check["check"] == "disk"]
+            self.assertIn(disk[0]["state"], ("ok", "warning"), result.stdout)
+            self.assertFalse((self.directory / "new").exists())
+
     def test_doctor_says_which_meshes_it_cannot_run(self):
         for arguments, words in ((["--mesh", "tp=3"], ["tp=3", "tiny model", "4 attention heads", "nearest mesh"]),
                                  (["--mesh", "pp=5"], ["5 stages", "4 layers"]),

@@ -1,14 +1,17 @@
 // An engine without LibTorch: keeps the worker's contract (payloads, fence, hooks), computes nothing. What it does is
 // told by the uid of a step's first group:
-//   "hang..."       waits until it is cancelled          "nonfinite..."  votes no, NONFINITE
+//   "hang..."       waits until it is cancelled, in a log-prob pass, too
+//   "gate..."       waits for the file "gate" in the data directory
+//   "nonfinite..."  votes no, NONFINITE
 //   "crash..."      the process ends in Prepare          "stay..."       the process ends in Apply
 //   "stuck..."      waits for ever, as a hung device does; so does an export of the name "stuck"
 //   "ruin..."       APPLY reports a weight that is not finite
 //   "lost..."       Prepare finds another rank gone; so does an export or a log-prob pass of this name
 //   "parted..."     Apply finds another rank gone
 //   "refuse..."     answers Prepare with an error        anything else   votes yes, gradient norm 1
-// A save into the folder "refuse" is refused; any other is staged, and done by another thread.
-// Log-probs of token t are -t. Rank 0 of several tells an address of a store that it never opened.
+// An export of the name "taken" finds it there. A save into the folder "refuse" is refused; any other is staged, and
+// done by another thread. Log-probs of token t are -t. Rank 0 of several tells an address of a store that it never
+// opened.
 #pragma once
 
 #include <cstdint>

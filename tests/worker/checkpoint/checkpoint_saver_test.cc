@@ -5,10 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -226,6 +228,20 @@ TEST_F(CheckpointSaverTest, AnEngineThatEndsGivesTheSaveUp) {
   ASSERT_EQ(answers.done_count(), 1u) << "the thread has ended with its saver";
   EXPECT_THAT(FromFailure(answers.WaitForDone().failure()),
               StatusIs(absl::StatusCode::kCancelled, HasSubstr("the worker ends")));
+}
+
+// An exception would end the thread of saves, and the worker with it.
+TEST_F(CheckpointSaverTest, AHostWithoutMemoryIsTheSavesAnswer) {
+  CheckpointFiles files;
+  files.folder = Target("c");
+  files.shares.emplace_back().name = "model.safetensors";
+  files.shares[0].pieces.emplace_back();
+  const PieceReader full = [](StateKind, const StatePiece&, const ByteSink&) -> absl::Status {
+    throw std::bad_alloc();
+  };
+  const std::atomic<bool> cancelled = false;
+  EXPECT_THAT(WriteCheckpointFiles(files, full, cancelled).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no memory")));
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using worker::AgreeInCopy;
+using worker::EndChecks;
 using worker::InsideCopy;
 
 class TensorParallelRanksTest : public CopyRanksTest {
@@ -118,6 +119,19 @@ TEST(CopyAgreementTest, WhatARankFailsInAloneIsUnavailable) {
        {absl::OkStatus(), absl::InvalidArgumentError("the plan"), absl::AbortedError("x")}) {
     EXPECT_EQ(InsideCopy({.tp = ranks[0].get()}, common), common);
   }
+}
+
+// Before a pass nobody waits for the rank that has no memory, if they speak about it first.
+TEST(CopyAgreementTest, OutOfMemoryBeforeAPassIsTheRequestsAnswerWhereRanksAgree) {
+  auto ranks = MakeThreadRanks(2, absl::Minutes(1), "pp.0");
+  const absl::Status full = absl::ResourceExhaustedError("no memory");
+  absl::Status other;
+  std::thread thread([&] { other = EndChecks({.pp = ranks[1].get()}, true, absl::OkStatus()); });
+  EXPECT_EQ(EndChecks({.pp = ranks[0].get()}, true, full), full);
+  thread.join();
+  EXPECT_EQ(other.code(), absl::StatusCode::kAborted) << other;
+  EXPECT_EQ(EndChecks({.pp = ranks[0].get()}, false, full).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(EndChecks({.pp = ranks[0].get()}, false, absl::OkStatus()), absl::OkStatus());
 }
 
 }  // namespace

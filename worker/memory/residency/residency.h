@@ -2,7 +2,8 @@
 // out; no LibTorch, threads or clocks. worker/memory/offload_store.h executes the actions.
 //
 //   kDevice -> kLeaving -> kHost -> kArriving -> kDevice -> kConsumed
-//   kLeaving -> kDevice where the entry is needed, or room for it is left, before its copy has ended;
+//   kLeaving -> kDevice where the entry is needed, or room for it is left, before its copy has ended, or where the host
+//   has no room for the copy;
 //   kDevice -> kConsumed for what never left
 //
 // Thread safety: none; owned by the engine thread.
