@@ -30,22 +30,26 @@ struct Member {
   std::string path;  // "groups[3].rollouts[1]"
 };
 
+// The mean is `first`, one of the rewards, and `offset`: so rewards of one size lose nothing to what they have in
+// common, and one at the mean has the advantage 0, in whatever order they come.
 struct RewardMoments {
-  double mean = 0;
+  double first = 0, offset = 0;
   double deviation = 1;
+
+  double Centred(double reward) const { return (reward - first) - offset; }
 };
 
-// One reward alone has mean 0 and deviation 1. Equal rewards give exactly those, whatever their sum rounds to.
+// One reward alone has mean 0 and deviation 1.
 RewardMoments MomentsOf(const std::vector<Member>& members) {
   if (members.size() == 1) return {};
-  const double first = members.front().rollout->reward();
-  const auto is_first = [&](const Member& member) { return member.rollout->reward() == first; };
-  if (std::all_of(members.begin(), members.end(), is_first)) return {.mean = first, .deviation = 0};
   const auto count = static_cast<double>(members.size());
-  double mean = 0, squares = 0;
-  for (const Member& m : members) mean += m.rollout->reward() / count;
-  for (const Member& m : members) squares += (m.rollout->reward() - mean) * (m.rollout->reward() - mean);
-  return {.mean = mean, .deviation = std::sqrt(squares / (count - 1))};
+  RewardMoments moments = {.first = members.front().rollout->reward()};
+  double sum = 0, squares = 0;
+  for (const Member& m : members) sum += m.rollout->reward() - moments.first;
+  moments.offset = sum / count;
+  for (const Member& m : members) squares += std::pow(moments.Centred(m.rollout->reward()), 2);
+  moments.deviation = std::sqrt(squares / (count - 1));
+  return moments;
 }
 
 // Names the rollouts with the smallest and the largest reward.
@@ -69,11 +73,11 @@ absl::Status OverflowError(const std::string& stat_group, const std::vector<Memb
 absl::Status SetAdvantages(bool normalize_std, const std::string& stat_group, const std::vector<Member>& members,
                            const RunNumbers& numbers) {
   const RewardMoments moments = MomentsOf(members);
-  if (!std::isfinite(moments.mean) || (normalize_std && !std::isfinite(moments.deviation))) {
+  if (!std::isfinite(moments.offset) || (normalize_std && !std::isfinite(moments.deviation))) {
     return OverflowError(stat_group, members, normalize_std ? "the variance" : "the mean", numbers);
   }
   for (const Member& member : members) {
-    const double centred = member.rollout->reward() - moments.mean;
+    const double centred = moments.Centred(member.rollout->reward());
     const double advantage = normalize_std ? centred / (moments.deviation + kStdEpsilon) : centred;
     if (!(std::abs(advantage) <= numbers.largest)) {
       return OverflowError(stat_group, members, "an advantage", numbers);

@@ -5,6 +5,7 @@ losses.py's; autograd gives the gradients. Written for reading, one trajectory a
 """
 
 import dataclasses
+import fractions
 
 import torch
 
@@ -71,11 +72,11 @@ def advantages(request):
         elif "reward" in row.rollout:
             by_stat.setdefault(row.stat_group, []).append((row.id, row.rollout["reward"], ones))
     for members in by_stat.values():
-        rewards = _tensor([reward for _, reward, _ in members])
-        mean, std = (rewards.mean(), rewards.std()) if len(members) > 1 else (0.0, 1.0)
-        if len(members) > 1 and (rewards == rewards[0]).all():
-            mean = rewards[0]  # the computed one may be off by a rounding: equal rewards give exactly 0
-        scores = (rewards - mean) / (std + 1e-6) if normalize else rewards - mean
+        exact = [fractions.Fraction(reward) for _, reward, _ in members]  # a reward at the mean has the advantage 0
+        mean = sum(exact) / len(exact) if len(exact) > 1 else 0
+        centred = _tensor([float(reward - mean) for reward in exact])
+        std = (centred.square().sum() / (len(exact) - 1)).sqrt() if len(exact) > 1 else 1.0
+        scores = centred / (std + 1e-6) if normalize else centred
         result.update({name: score * ones for (name, _, ones), score in zip(members, scores)})
     return result
 

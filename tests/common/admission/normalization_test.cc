@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -57,10 +58,39 @@ TEST(FillAdvantagesTest, OneRolloutAloneHasMeanZeroAndDeviationOne) {
   }
 }
 
+// Who is at the mean has no gradient and is not run, whatever the others' order.
+TEST(FillAdvantagesTest, ARewardAtTheMeanGivesExactlyZeroInEveryOrder) {
+  const uint64_t seed = 20261128;
+  std::mt19937_64 random(seed);
+  int at_the_mean = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::vector<double> rewards(2 + random() % 15);
+    for (double& reward : rewards) reward = static_cast<double>(random() % 3) / 2 + (i % 2 == 0 ? 0 : 1e9);
+    const double sum = std::accumulate(rewards.begin(), rewards.end(), 0.0);  // exact: halves below 2^53
+    const auto count = static_cast<double>(rewards.size());
+    std::vector<v1::Rollout> rollouts;
+    for (const double reward : rewards) rollouts.push_back(WithReward(reward));
+    std::vector<v1::PromptGroup> groups = {MakeGroup("a", rollouts)};
+    ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", i % 4 < 2), RunNumbers(), groups).ok());
+    for (size_t r = 0; r < rewards.size(); ++r) {
+      const bool is_mean = count * rewards[r] == sum;
+      at_the_mean += is_mean ? 1 : 0;
+      EXPECT_EQ(groups[0].rollouts(static_cast<int>(r)).advantage() == 0, is_mean)
+          << "seed " << seed << " case " << i << " rollout " << r << " of " << rewards.size() << ": " << rewards[r];
+    }
+  }
+  EXPECT_GT(at_the_mean, 1000);
+}
+
+// The deviation is of what the rewards differ in: 1e9 and 1e9 + 1 are as far apart as 0 and 1.
+TEST(FillAdvantagesTest, WhatAllRewardsHaveInCommonCostsNoDigits) {
+  std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(0), WithReward(1), WithReward(1)}),
+                                         MakeGroup("b", {WithReward(1e9), WithReward(1e9 + 1), WithReward(1e9 + 1)})};
+  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean"), RunNumbers(), groups).ok());
+  EXPECT_EQ(Advantages(groups[0]), Advantages(groups[1]));
+}
+
 TEST(FillAdvantagesTest, EqualRewardsGiveExactlyZero) {
-  double mean = 0;
-  for (int i = 0; i < 6; ++i) mean += 0.1 / 6;
-  ASSERT_NE(mean, 0.1) << "six times 0.1 must not average to 0.1 in fp64, or this test says nothing";
   for (const bool normalize_std : {true, false}) {
     std::vector<v1::PromptGroup> groups = {MakeGroup("a", std::vector<v1::Rollout>(6, WithReward(0.1)))};
     ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", normalize_std), RunNumbers(), groups).ok());
