@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
+#include "common/base/exit_codes.h"
 #include "common/base/failpoint.h"
 #include "common/base/file.h"
 #include "common/base/free_bytes.h"
@@ -90,6 +91,7 @@ absl::Status Storage::FoldRows(uint64_t requests_kept) {
                                                              " is no row of this version"));
     }
     if (row.has_snapshot()) snapshot_bytes_ = entry.body.size();
+    row_bytes_ = row.has_snapshot() ? 0 : row_bytes_ + entry.body.size();
     RETURN_IF_ERROR(FoldRow(row, requests_kept, state_));
   }
   RETURN_IF_ERROR(CheckJournalState(state_));
@@ -175,7 +177,7 @@ void Storage::Append(const JournalAction& action) {
   if (status.ok()) return;
   LOG(ERROR) << "leaves: the journal cannot be written: " << status.message();
   google::FlushLogFiles(google::INFO);
-  _exit(1);
+  _exit(HasReason(status, Reason::kDiskFull) ? kNoRoomExit : kFaultExit);
 }
 
 void Storage::Remove(const std::string& spool_name) {

@@ -13,9 +13,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/protocol/coordinator_options.h"
 #include "server/protocol/events.h"
 #include "server/store/checkpoint_store.h"
 #include "server/store/journal.h"
@@ -31,7 +33,9 @@ class Storage {
   // server's; what opening files leads to.
   static absl::StatusOr<std::unique_ptr<Storage>> Open(const std::string& data_directory, uint64_t requests_kept);
 
-  const internal::v1::JournalState& state() const { return state_; }  // as Open found it
+  const internal::v1::JournalState& state() const { return state_; }  // as Open found it, until it is taken
+  internal::v1::JournalState TakeState() { return std::exchange(state_, {}); }
+  JournalBytes journal_bytes() const { return {snapshot_bytes_, row_bytes_}; }  // likewise
   // The checkpoints that Open found, in the order of their steps.
   const std::vector<internal::v1::KnownCheckpoint>& found() const { return found_; }
   // The other folders beside them, which no checkpoint can be renamed to.
@@ -75,6 +79,7 @@ class Storage {
   internal::v1::JournalState state_;
   uint64_t last_row_ = 0;
   std::atomic<uint64_t> snapshot_bytes_ = 0;  // of the last one in the journal
+  uint64_t row_bytes_ = 0;                    // of the rows that Open found behind it
 };
 
 }  // namespace stemma::server

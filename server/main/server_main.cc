@@ -2,7 +2,7 @@
 // ends it at once.
 //
 // Exit: 0 clean, 1 fault or a second signal, 2 configuration, or a data directory that someone has to see to, 93 what
-// is kept is damaged: starting again does not help.
+// is kept is damaged: starting again does not help, 94 the disk has no room for the journal.
 #include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
@@ -21,6 +21,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/clock.h"
 #include "common/base/descriptors.h"
+#include "common/base/error.h"
 #include "common/base/exit_codes.h"
 #include "common/base/process.h"
 #include "common/base/ready_file.h"
@@ -98,7 +99,8 @@ ServerOptions ServerOptionsOf(const ServerMainOptions& options, const std::strin
   result.limits = options.config.limits();
   result.model = options.model;
   result.coordinator.epoch = storage->state().epoch() + 1;
-  result.coordinator.journal = storage->state();
+  result.coordinator.journal_bytes = storage->journal_bytes();
+  result.coordinator.journal = storage->TakeState();
   result.coordinator.journal_rows = storage->last_row();
   result.coordinator.checkpoints = storage->found();
   result.coordinator.other_folders = storage->other_folders();
@@ -169,6 +171,7 @@ absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
 
 // What was read as damaged stays so; what is of another version, not mounted or not writable waits for a person too.
 int ExitCodeOf(const absl::Status& status) {
+  if (HasReason(status, Reason::kDiskFull)) return kNoRoomExit;
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return 0;

@@ -13,9 +13,15 @@
 
 namespace stemma::server {
 
+// What a journal takes on the disk: its last snapshot, and the rows behind it, without their frames.
+struct JournalBytes {
+  uint64_t snapshot = 0, rows = 0;
+};
+
 struct CoordinatorOptions {
   uint64_t epoch = 1;                                      // of this start; the journal's is lower
   internal::v1::JournalState journal;                      // of earlier starts
+  JournalBytes journal_bytes;                              // likewise
   uint64_t journal_rows = 0;                               // the number of the last row
   std::vector<internal::v1::KnownCheckpoint> checkpoints;  // that were found on the disk, in the order of their steps
   std::vector<std::string> other_folders;  // beside them: damaged ones, whose names none that is saved can have

@@ -23,8 +23,8 @@ GangOptions GangOptionsOf(const CoordinatorOptions& options) {
 }
 
 HistoryOptions HistoryOptionsOf(const CoordinatorOptions& options) {
-  return {.state = options.journal,
-          .last_row = options.journal_rows,
+  return {.last_row = options.journal_rows,
+          .journal_bytes = options.journal_bytes,
           .replays = options.config.durability() == v1::REPLAY,
           .requests_kept = options.config.limits().requests_kept()};
 }
@@ -32,9 +32,12 @@ HistoryOptions HistoryOptionsOf(const CoordinatorOptions& options) {
 }  // namespace
 
 CoordinatorState::CoordinatorState(CoordinatorOptions options)
+    : CoordinatorState(options, std::exchange(options.journal, {})) {}
+
+CoordinatorState::CoordinatorState(CoordinatorOptions& options, internal::v1::JournalState journal)
     : options_(std::move(options)),
-      history_(HistoryOptionsOf(options_), &out_),
-      lineage_(options_.lineage_prefix, options_.journal),
+      history_(HistoryOptionsOf(options_), &out_, std::move(journal)),
+      lineage_(options_.lineage_prefix, history_.state()),
       base_(&out_, &history_),
       gang_(GangOptionsOf(options_)),
       calibration_(options_.model, options_.calibration, options_.config),

@@ -63,6 +63,10 @@ class CoordinatorState {
   ServerNumbers Numbers() const;
 
  private:
+  // `journal`: taken out of the options, which are kept: requests are in memory twice, as rows and as records, and no
+  // more often.
+  CoordinatorState(CoordinatorOptions& options, internal::v1::JournalState journal);
+
   void On(const WorkerMessageEvent& event);
   void On(const WorkerLostEvent& event) { membership_.OnLost(event); }
   void On(const SubmitEvent& event) { calls_.OnSubmit(event); }

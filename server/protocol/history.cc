@@ -39,12 +39,14 @@ bool IsBeyond(const KeptRequest& kept, uint64_t step) {
 
 }  // namespace
 
-History::History(HistoryOptions options, Outbox* out)
-    : options_(std::move(options)),
+History::History(const HistoryOptions& options, Outbox* out, internal::v1::JournalState state)
+    : options_(options),
       out_(out),
-      state_(options_.state),
+      state_(std::move(state)),
       last_row_(options_.last_row),
-      spooled_(SpoolNames(state_)) {}
+      spooled_(SpoolNames(state_)),
+      bytes_since_snapshot_(options_.journal_bytes.rows),
+      snapshot_bytes_(options_.journal_bytes.snapshot) {}
 
 const KeptStep* History::FindDecision(const std::string& request_id, uint32_t k) const {
   const KeptRequest* kept = FindKept(state_, request_id);

@@ -16,6 +16,7 @@
 #include <set>
 #include <string>
 
+#include "server/protocol/coordinator_options.h"
 #include "server/protocol/journal_fold.h"
 #include "server/protocol/outbox.h"
 #include "server/protocol/totals.h"
@@ -27,9 +28,9 @@ namespace stemma::server {
 inline constexpr uint64_t kRowBytesMax = 512u << 20;
 
 struct HistoryOptions {
-  internal::v1::JournalState state = {};  // of earlier servers
-  uint64_t last_row = 0;                  // the number of the last one
-  bool replays = false;                   // durability REPLAY
+  uint64_t last_row = 0;            // of earlier servers: its number
+  JournalBytes journal_bytes = {};  // likewise
+  bool replays = false;             // durability REPLAY
   uint64_t requests_kept = 0;
   uint64_t snapshot_after_bytes = 8u << 20;  // of rows, at the least
   uint64_t snapshot_bytes_max = kRowBytesMax;
@@ -37,8 +38,8 @@ struct HistoryOptions {
 
 class History {
  public:
-  // `out` outlives it.
-  History(HistoryOptions options, Outbox* out);
+  // `state`: what earlier servers knew. `out` outlives it.
+  History(const HistoryOptions& options, Outbox* out, internal::v1::JournalState state = {});
 
   const internal::v1::JournalState& state() const { return state_; }
   bool replays() const { return options_.replays; }
@@ -87,7 +88,7 @@ class History {
   Totals totals_;
   uint64_t last_row_ = 0;
   std::set<std::string> spooled_;  // the files of state_.kept()
-  uint64_t bytes_since_snapshot_ = 0, snapshot_bytes_ = 0;
+  uint64_t bytes_since_snapshot_, snapshot_bytes_;
   bool warned_of_size_ = false;
   bool warned_of_room_ = false;  // since the last snapshot
 };

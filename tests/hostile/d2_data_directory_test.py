@@ -14,7 +14,7 @@ import pytest
 
 from e2e.errors.good_request import Request, refusal
 from e2e.errors.metrics_page import read
-from e2e.errors.server import MODEL, Cluster, start
+from e2e.errors.server import MODEL, Cluster, start, wait_for
 from stemma import _proto
 
 GOOD = ("--model", MODEL)
@@ -129,6 +129,24 @@ def test_d2_a_full_disk_is_an_error_with_a_reason_and_leaves_nothing(tmp_path):
                 error = refusal(lambda: export(cluster, "read-only"))
             assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "READ_ONLY"), error
             assert leftovers(disk.path) == ["full"] and cluster.server.poll() is None and cluster.worker.poll() is None
+
+
+def test_d2_a_server_that_finds_no_room_for_its_journal_says_so_by_its_exit_code(tmp_path):
+    """Others fill the disk while a request of many steps runs. Whoever starts the server again may wait for room, and need not
+    take it for one that cannot run."""
+    with Mount(tmp_path / "disk", 128 << 20) as disk, Cluster(data=disk.path) as cluster:
+        request = Request()
+        request.header["ppo_epochs"] = 2000
+        request.header["request"]["wait_ms"] = 0
+        request.send(cluster.stub)
+        wait_for(lambda: cluster.model().step >= 3, "some steps")
+        with contextlib.suppress(OSError):  # the server writes, too: what is left when this stops is less than a page
+            fill(disk, 0)
+        wait_for(lambda: cluster.server.poll() is not None, "the server's end")
+        assert cluster.server.returncode == 94 and "No space left on device" in cluster.said()
+        (disk.path / "ballast").unlink()
+        cluster.restart()
+        wait_for(lambda: cluster.model().step > 3, "steps that go on")
 
 
 def test_d2_an_export_leaves_the_journal_its_part_of_the_disk(tmp_path):

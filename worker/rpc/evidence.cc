@@ -8,8 +8,10 @@
 namespace stemma::worker {
 
 void LeaveEvidence(const internal::v1::Configure& generation, const Evidence& evidence) {
-  const std::string why = evidence.engine.ok() ? "the server ended the session, or was lost; server.json may know why"
-                                               : std::string(evidence.engine.message());
+  const std::string why =
+      evidence.engine.ok() ? "the server ended the session, as where a checkpoint is loaded, or was lost; server.json "
+                             "may know why"
+                           : std::string(evidence.engine.message());
   const std::string stack = evidence.stack.empty() ? "(it has ended, or does not answer)\n" : evidence.stack;
   const std::string text =
       absl::StrCat("ended: ", why, "\nphase: ", evidence.last.phase(), ", progress ", evidence.last.progress(),
@@ -17,6 +19,7 @@ void LeaveEvidence(const internal::v1::Configure& generation, const Evidence& ev
   const absl::Status status =
       WriteIncidentFile(generation.data_directory(), IncidentName(generation.epoch(), generation.generation()),
                         absl::StrCat("rank-", generation.rank(), ".txt"), text);
+  if (generation.rank() == 0) RemoveOldIncidents(generation.data_directory());  // no server may have seen this end
   LOG_IF(WARNING, !status.ok()) << "nothing is left of this generation: " << status.message();
 }
 

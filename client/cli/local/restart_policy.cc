@@ -24,6 +24,12 @@ std::string RestartPolicy::FinalReason(int exit_code, const std::string& ended) 
 RestartDecision RestartPolicy::ProcessEnded(int exit_code, const std::string& exit_text, const std::string& name) {
   const std::string ended = absl::StrCat(name, " ended with ", exit_text);
   if (std::string final = FinalReason(exit_code, ended); !final.empty()) return {.reason = std::move(final)};
+  if (exit_code == kNoRoomExit && was_ready_) {
+    return {.restart = true,
+            .delay_ms = kNoRoomDelayMs,
+            .reason = absl::StrCat(ended, ": the disk of --data is full; it is started again every ",
+                                   kNoRoomDelayMs / 1000, " s until there is room")};
+  }
   if (restarts_ == kRestartsMax) {
     return {.reason = absl::StrCat(ended, " and was not ready once in ", kRestartsMax, " restarts")};
   }

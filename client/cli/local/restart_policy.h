@@ -2,7 +2,8 @@
 //
 // A gang that becomes ready forgets earlier failures. Exit code 93 (do not restart) is final. So is 2 (configuration)
 // until a gang was ready: what was good enough to serve is refused later for what has changed around it, such as memory
-// that a process still holds which is about to end.
+// that a process still holds which is about to end. What has served waits for a full disk (94) as long as it takes:
+// somebody else makes room there.
 #pragma once
 
 #include <string>
@@ -17,7 +18,8 @@ struct RestartDecision {
 
 class RestartPolicy {
  public:
-  static constexpr int kRestartsMax = 3;  // in a row, without a ready gang between them
+  static constexpr int kRestartsMax = 3;         // in a row, without a ready gang between them
+  static constexpr int kNoRoomDelayMs = 10'000;  // between looks at a full disk
 
   void GangIsReady() {
     restarts_ = 0;

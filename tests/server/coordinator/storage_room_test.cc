@@ -49,7 +49,8 @@ class StorageRoomTest : public ::testing::Test {
   void Serve(const std::string& prefix, const std::function<void(Coordinator&, EchoWorker&)>& use) {
     CoordinatorOptions options;
     options.epoch = storage_->state().epoch() + 1;
-    options.journal = storage_->state();
+    options.journal_bytes = storage_->journal_bytes();
+    options.journal = storage_->TakeState();
     options.journal_rows = storage_->last_row();
     options.lineage_prefix = prefix;
     options.config.mutable_limits()->set_requests_in_flight(10);
@@ -65,10 +66,10 @@ class StorageRoomTest : public ::testing::Test {
     use(coordinator, *worker);
   }
 
-  // Lets a server make ten requests, each of which writes a megabyte into the journal, and ends it.
-  void ServeLargeRows(const std::string& prefix) {
+  // Lets a server make requests, each of which writes a megabyte into the journal, and ends it.
+  void ServeLargeRows(const std::string& prefix, int count = 10) {
     Serve(prefix, [&](Coordinator& coordinator, EchoWorker&) {
-      for (int i = 0; i < 10; ++i) {
+      for (int i = 0; i < count; ++i) {
         auto request = std::make_shared<TrainingRequest>(*Request(prefix + std::to_string(i)));
         request->digest = std::string(1 << 20, 'd');
         const auto call = Submit(coordinator, request);
@@ -150,6 +151,20 @@ TEST_F(StorageRoomTest, TheServerAsksItsDiskBeforeItCompacts) {
   SetFreeBytes(int64_t{1} << 30);
   ASSERT_NO_FATAL_FAILURE(ServeLargeRows("enough"));
   EXPECT_GT(FirstRow(), 1u) << "a snapshot stands for the rows before it";
+}
+
+// A server that is started again every night, and does little, compacts its journal all the same.
+TEST_F(StorageRoomTest, RowsOfEarlierStartsCountUntilTheyAreCompacted) {
+  SetFreeBytes(int64_t{1} << 30);
+  for (int start = 0; start < 4 && !HasFatalFailure(); ++start) {
+    ServeLargeRows("start" + std::to_string(start), 3);
+    if (start == 1) {
+      EXPECT_EQ(FirstRow(), 1u) << "6 MB of rows are less than 8";
+    }
+    Restart();
+  }
+  storage_.reset();
+  EXPECT_GT(FirstRow(), 1u) << "12 MB are more";
 }
 
 // What hangs in its place is the thread of the one plan that asks it.

@@ -109,6 +109,26 @@ TEST(HistorySizeTest, ASnapshotIsWrittenOnceItFindsRoomTwice) {
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
 }
 
+// Returns whether the next request's rows, some 200 bytes, make a snapshot due.
+bool IsDueWith(const JournalBytes& before) {
+  Outbox out;
+  out.Begin(absl::UnixEpoch());
+  History history(
+      {.journal_bytes = before, .replays = true, .requests_kept = kFewRequestsKept, .snapshot_after_bytes = 2000},
+      &out);
+  HeldRows held(&out);
+  BeginLineage(history);
+  Do("one", "small", history);
+  return held.Take() > 0;
+}
+
+TEST(HistorySizeTest, WhatEarlierServersWroteCounts) {
+  EXPECT_FALSE(IsDueWith({}));
+  EXPECT_TRUE(IsDueWith({.rows = 2000}));
+  EXPECT_FALSE(IsDueWith({.snapshot = 9000, .rows = 2000})) << "it costs more than there is to save";
+  EXPECT_TRUE(IsDueWith({.snapshot = 9000, .rows = 9000}));
+}
+
 // A disk that hangs holds up whoever asks what it has left.
 TEST(HistorySizeTest, TheDiskIsAskedOnlyWhenTheJournalIsCompacted) {
   Outbox out;

@@ -54,6 +54,21 @@ TEST(RestartPolicyTest, AFollowerWhoseConfigurationIsRefusedIsNotTriedAgain) {
   EXPECT_FALSE(policy.FollowerEnded(93, "exit code 93", "worker 1 of 2").restart);
 }
 
+TEST(RestartPolicyTest, WhatHasServedWaitsForAFullDiskAndIsNotCounted) {
+  RestartPolicy policy;
+  policy.GangIsReady();
+  for (int i = 0; i < 100; ++i) {
+    const RestartDecision decision = policy.ProcessEnded(94, "exit code 94", "the server");
+    EXPECT_TRUE(decision.restart);
+    EXPECT_EQ(decision.delay_ms, RestartPolicy::kNoRoomDelayMs);
+    EXPECT_NE(decision.reason.find("the disk of --data is full"), std::string::npos) << decision.reason;
+  }
+  EXPECT_EQ(policy.ProcessEnded(1, "exit code 1").delay_ms, RestartPolicy().ProcessEnded(1, "exit code 1").delay_ms);
+  RestartPolicy at_start;
+  for (int i = 0; i < RestartPolicy::kRestartsMax; ++i) EXPECT_TRUE(at_start.ProcessEnded(94, "exit code 94").restart);
+  EXPECT_FALSE(at_start.ProcessEnded(94, "exit code 94").restart) << "nobody has a run there yet";
+}
+
 TEST(RestartPolicyTest, WhatHasServedIsNotRefusedForGood) {
   RestartPolicy policy;
   policy.GangIsReady();
