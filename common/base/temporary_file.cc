@@ -17,19 +17,18 @@
 namespace stemma {
 namespace {
 
-constexpr mode_t kFileMode = 0644;
 constexpr std::string_view kRandomPart = ".XXXXXX";  // as mkostemp fills it
 
 }  // namespace
 
-absl::StatusOr<TemporaryFile> TemporaryFile::Create(const std::string& target) {
+absl::StatusOr<TemporaryFile> TemporaryFile::Create(const std::string& target, mode_t mode) {
   const std::filesystem::path place(target);
   std::string path =
       (place.parent_path() / absl::StrCat(".", place.filename().string(), std::string(kRandomPart))).string();
   UniqueFd fd(mkostemp(path.data(), O_CLOEXEC));
   if (!fd.valid()) return ErrnoStatus("create", target, errno);
   TemporaryFile file(target, path, std::move(fd));
-  if (fchmod(file.fd(), kFileMode) != 0) return ErrnoStatus("chmod", path, errno);
+  if (fchmod(file.fd(), mode) != 0) return ErrnoStatus("chmod", path, errno);
   return file;
 }
 

@@ -1,6 +1,8 @@
 // A file that appears whole or not at all: written under a name of its own beside its place, then renamed to it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,7 +16,8 @@ namespace stemma {
 class TemporaryFile {
  public:
   // Creates `.NAME.RANDOM` (TargetOfTemporary) in the folder of `target`: two writers of one target never share a file.
-  static absl::StatusOr<TemporaryFile> Create(const std::string& target);
+  // `mode`: of the file, whatever the umask is.
+  static absl::StatusOr<TemporaryFile> Create(const std::string& target, mode_t mode = 0644);
   TemporaryFile(TemporaryFile&& other) noexcept;
   TemporaryFile& operator=(TemporaryFile&&) = delete;
   ~TemporaryFile();  // removes it unless it was committed

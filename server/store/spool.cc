@@ -16,6 +16,8 @@
 namespace stemma::server {
 namespace {
 
+constexpr mode_t kMode = 0600;  // a file holds what clients sent
+
 absl::Status RemoveFile(const std::string& path) {
   return unlink(path.c_str()) == 0 || errno == ENOENT ? absl::OkStatus() : ErrnoStatus("remove", path, errno);
 }
@@ -44,7 +46,7 @@ absl::StatusOr<std::string> Spool::PathOf(const std::string& name) const {
 absl::StatusOr<internal::v1::SpoolFile> Spool::Write(const std::string& name, const TrainingRequest& request,
                                                      const RequestPlan& plan, const v1::Mesh& mesh) const {
   ASSIGN_OR_RETURN(const std::string path, PathOf(name));
-  absl::StatusOr<TemporaryFile> created = TemporaryFile::Create(path);
+  absl::StatusOr<TemporaryFile> created = TemporaryFile::Create(path, kMode);
   if (absl::IsNotFound(created.status())) {
     return MakeError(Reason::kInternal,
                      absl::StrCat(folder_,

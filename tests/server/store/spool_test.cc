@@ -60,12 +60,15 @@ TEST(SpoolTest, GroupsThatDoNotFitAChunkAreJoinedAgain) {
   ExpectSpooled(*spooled, request, DrawnPlan(3, 4), MakeMesh({.dp = 1}));
 }
 
-TEST(SpoolTest, TheFolderIsTheUsersAlone) {
+TEST(SpoolTest, FolderAndFilesAreTheUsersAlone) {
   const TempFolder folder;
-  Opened(folder.path());
+  const Spool spool = Opened(folder.path());
+  ASSERT_THAT(spool.Write("a", DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1})), IsOk());
   struct stat info;
   ASSERT_EQ(stat((folder / "spool").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0700u);
+  ASSERT_EQ(stat((folder / "spool/a").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
 }
 
 TEST(SpoolTest, ANameIsNeverAPath) {
