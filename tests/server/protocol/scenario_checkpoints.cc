@@ -67,8 +67,9 @@ void FakeCheckpoints::AddCopy(const Command& command) {
 }
 
 CheckpointRemovedEvent FakeCheckpoints::Remove(const RemoveCheckpointAction& action) {
-  if (refusal_.ok()) known_.erase(action.name);
-  return {.name = action.name, .removed = refusal_};
+  if (!refusal_.ok()) return {.name = action.name, .removed = refusal_};
+  const bool there = known_.erase(action.name) > 0;
+  return {.name = action.name, .removed = there ? absl::OkStatus() : absl::NotFoundError("x")};
 }
 
 CheckpointReadEvent FakeCheckpoints::Read(const ReadCheckpointAction& action) {

@@ -278,6 +278,7 @@ TEST_F(CheckpointStoreTest, PartsThatAreNotEveryByteOnceAreRefused) {
       {"no file can hold", [](auto& m) { m.mutable_parts(1)->mutable_ranges(0)->set_bytes(~uint64_t{0}); }},
       {"no file can hold", [](auto& m) { m.mutable_parts(1)->mutable_ranges(0)->set_begin(~uint64_t{0}); }},
       {"not 64 hexadecimal digits", [](auto& m) { m.mutable_parts(1)->set_sha256("12"); }},
+      {"not 64 hexadecimal digits", [](auto& m) { m.mutable_parts(1)->set_sha256(std::string(64, 'g')); }},
       {"rank 1 wrote between bytes 3333 and 6666",
        [](auto& m) { m.mutable_parts(2)->set_sha256(std::string(64, '0')); }},
       {"empty: what rank 0 wrote has", [](auto& m) { m.mutable_parts(5)->set_sha256(std::string(64, '0')); }},
