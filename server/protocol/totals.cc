@@ -20,7 +20,8 @@ double Metric(const v1::StepResult& step, const char* name) {
 // Counts a value of an enum; one that is not known counts as none.
 template <typename Counts>
 void CountAt(int index, Counts& counts) {
-  ++counts[index > 0 && static_cast<size_t>(index) < counts.size() ? static_cast<size_t>(index) : 0];
+  const auto at = static_cast<size_t>(index);  // beyond all that are known where it is negative
+  ++counts[at < counts.size() ? at : 0];
 }
 
 // Returns how many results of the open request are known.

@@ -70,6 +70,27 @@ TEST(RequestBuilderTest, AHeaderCountsAsKeptUntilItIsRefused) {
   EXPECT_EQ(KeptOfHeader(header), 0u);
 }
 
+// A newer client means something by a field that this server does not know, wherever it stands.
+TEST(RequestBuilderTest, FieldsThatNobodyKnowsAreRefusedInEveryPart) {
+  for (const char* where : {"end", "groups[0].more"}) {
+    RequestBuilder builder(TrainingRequest::Kind::kUpdate, DefaultLimits(), Model(), NumbersOfRun(RunDtype::kFp32));
+    v1::GroupPart header, group, more, end;
+    *header.mutable_update() = GoodHeader();
+    *group.mutable_group() = GoodGroup("a");
+    more.mutable_more()->set_uid("a");
+    *more.mutable_more()->add_rollouts() = GoodRollout("more");
+    end.mutable_end()->set_num_groups(1);
+    end.mutable_end()->set_num_rollouts(3);
+    google::protobuf::Message* const with =
+        where == std::string("end") ? static_cast<google::protobuf::Message*>(end.mutable_end()) : more.mutable_more();
+    with->GetReflection()->MutableUnknownFields(with)->AddVarint(30, 1);
+    for (v1::GroupPart* part : {&header, &group, &more, &end}) ASSERT_TRUE(builder.Add(*part).ok()) << where;
+    const ErrorDetails details = GetErrorDetails(builder.Finish().status());
+    ASSERT_EQ(details.violations.size(), 1u) << where;
+    EXPECT_EQ(details.violations[0].field, where);
+  }
+}
+
 TEST(RequestBuilderTest, TheEndOfAStreamIsHeldAgainstARefusedHeaderToo) {
   Stream stream;
   stream.header.mutable_loss()->set_loss_mode("none");

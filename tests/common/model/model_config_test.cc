@@ -162,6 +162,23 @@ TEST(ModelConfigTest, WhatIsNotSupportedIsRefusedByFieldName) {
   }
 }
 
+TEST(ModelConfigTest, FrequenciesOfLlama3AreInTheirOrder) {
+  const auto with = [](const char* field, double value) {
+    json config = Llama();
+    config["rope_scaling"][field] = value;
+    return ParseConfig(config);
+  };
+  EXPECT_THAT(with("factor", 1), IsOk());
+  EXPECT_THAT(with("factor", 0.99), Invalid("rope_scaling.factor: 0.99: must be at least 1"));
+  EXPECT_THAT(with("low_freq_factor", 0), Invalid("rope_scaling.low_freq_factor: must be above 0"));
+  EXPECT_THAT(with("high_freq_factor", 1), Invalid("rope_scaling.high_freq_factor: must be above low_freq_factor"));
+}
+
+TEST(ModelConfigTest, NoArchitectureIsNoOther) {
+  EXPECT_THAT(With(Llama(), "architectures", json::array()), IsOk());
+  EXPECT_THAT(With(Llama(), "architectures", nullptr), IsOk());
+}
+
 TEST(ModelConfigTest, ASlidingWindowIsRefusedOnlyWhenItIsInUse) {
   EXPECT_THAT(With(Qwen2(), "use_sliding_window", true), Invalid("use_sliding_window: true, in use from layer 21"));
   json all_full = Qwen2();

@@ -61,6 +61,8 @@ TEST(TraceJsonTest, MistakesAreNamedByTheirPath) {
   EXPECT_THAT(parse("0.2", "null"), Invalid("header.loss.clip_ratio_low: is null"));
   EXPECT_THAT(parse("[5, 6, 7]", "[5, 6.5]"), Invalid("groups[0].prompt_tokens[1]: must be a token id, is 6.5"));
   EXPECT_THAT(parse("[5, 6, 7]", "[2147483648]"), Invalid("groups[0].prompt_tokens[0]: must be a token id"));
+  EXPECT_THAT(parse("[5, 6, 7]", "[-2147483648]"), IsOk()) << "admission says that it is none of the vocabulary";
+  EXPECT_THAT(parse("[5, 6, 7]", "[5, -2147483649]"), Invalid("groups[0].prompt_tokens[1]: must be a token id"));
   EXPECT_THAT(parse("[5, 6, 7]", "7"), Invalid("groups[0].prompt_tokens: must be a list of numbers or base64"));
   EXPECT_THAT(parse("-0.3", "1e39"), Invalid("old_log_probs[1]: must be a float32 number"));
   EXPECT_THAT(parse("-0.3", "NaN"), Invalid("not JSON at byte"));
@@ -111,6 +113,15 @@ TEST(TraceJsonTest, WhatIsNotFiniteCannotBeWrittenAsNumbers) {
   EXPECT_THAT(FormatTraceRequest(*request, TraceArrays::kNumbers),
               Invalid("groups[0].rollouts[0].old_log_probs[1]: is not finite"));
   EXPECT_THAT(FormatTraceRequest(*request, TraceArrays::kBase64), IsOk());
+  request->groups[0].mutable_rollouts(0)->set_advantage(HUGE_VAL);
+  EXPECT_THAT(FormatTraceRequest(*request, TraceArrays::kBase64),
+              Invalid("groups[0].rollouts[0].advantage: is not finite"));
+}
+
+TEST(TraceJsonTest, AMaskOfAnotherLengthCannotBeWrittenAsNumbers) {
+  auto request = ParseTraceRequest(kLine);
+  request->groups[0].mutable_rollouts(0)->set_response_tokens(PackArray(std::vector<int32_t>(9, 8)));
+  EXPECT_FALSE(FormatTraceRequest(*request, TraceArrays::kNumbers).ok()) << "one byte, for nine tokens";
 }
 
 class TraceFileTest : public ::testing::Test {
@@ -124,7 +135,7 @@ class TraceFileTest : public ::testing::Test {
 
 TEST_F(TraceFileTest, IdsAreDerivedFromFileAndLine) {
   const std::string named = Replaced("\"header\": {", "\"header\": {\"request\": {\"request_id\": \"run/7\"}, ");
-  const std::string path = File(std::string(kSchema) + kLine + "\n\n" + named + "\n" + kLine);
+  const std::string path = File(std::string(kSchema) + kLine + "\n \t\r\n" + named + "\n" + kLine);
   auto reader = TraceReader::Open(path);
   ASSERT_THAT(reader, IsOk());
   std::vector<std::string> ids;

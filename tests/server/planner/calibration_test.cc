@@ -105,6 +105,29 @@ TEST(CalibrationTest, ASlowDeviceSaysNothingOfItsNetwork) {
   EXPECT_GT(calibration.rates()[kLinear], 2 * defaults[kLinear]) << "control";
 }
 
+// Its phases' seconds say nothing of copies that run beside them.
+TEST(CalibrationTest, ADeviceKeepsTheRateOfCopiesThatItHides) {
+  const Rates defaults = DefaultRates(RunDtype::kBf16, 1, "cuda");
+  ASSERT_TRUE(defaults.copies_overlap);
+  Rates truth = defaults;
+  for (double& seconds : truth.seconds) seconds *= 3;
+  Calibration calibration(defaults, BenchModel());
+  for (const ClusterShape& cluster : Shapes()) calibration.Add(Made(cluster, truth));
+  ASSERT_TRUE(calibration.rates().calibrated);
+  EXPECT_EQ(calibration.rates()[kCopy], defaults[kCopy]);
+}
+
+TEST(CalibrationTest, TheDefaultsComeBackWhereOneShapeIsLeft) {
+  const Rates defaults = DefaultRates(RunDtype::kFp32, 2, "cpu");
+  Calibration calibration(defaults, BenchModel());
+  for (const ClusterShape& cluster : Shapes()) calibration.Add(Made(cluster, BenchRates()));
+  ASSERT_TRUE(calibration.rates().calibrated);
+  calibration.AddAll(
+      std::vector<CalibrationSample>(Calibration::kSamplesMax, Made(OneGroup(1023, 256, 8), BenchRates())));
+  EXPECT_FALSE(calibration.rates().calibrated);
+  EXPECT_EQ(calibration.rates().seconds, defaults.seconds);
+}
+
 TEST(CalibrationTest, FewSamplesOrOneShapeLeaveTheDefaults) {
   const Rates defaults = DefaultRates(RunDtype::kFp32, 2, "cpu");
   Calibration calibration(defaults, BenchModel());
@@ -116,6 +139,42 @@ TEST(CalibrationTest, FewSamplesOrOneShapeLeaveTheDefaults) {
   EXPECT_FALSE(calibration.rates().calibrated);
   calibration.Add(Made(OneGroup(511, 256, 2), BenchRates()));
   EXPECT_TRUE(calibration.rates().calibrated);
+}
+
+TEST(CalibrationTest, RatesAreMeasuredFromTheLeastNumberOfSamplesOn) {
+  Calibration calibration(DefaultRates(RunDtype::kFp32, 2, "cpu"), BenchModel());
+  const std::vector<ClusterShape> shapes = Shapes();
+  for (size_t i = 0; i < Calibration::kSamplesMin; ++i) {
+    EXPECT_FALSE(calibration.rates().calibrated) << i << " samples";
+    calibration.Add(Made(shapes[i], BenchRates()));
+  }
+  EXPECT_TRUE(calibration.rates().calibrated);
+}
+
+TEST(CalibrationTest, AStepThatAppliedNothingSaysNothingOfTheUpdate) {
+  const Rates truth = BenchRates();
+  Calibration calibration(DefaultRates(RunDtype::kFp32, 2, "cpu"), BenchModel());
+  for (const ClusterShape& cluster : Shapes()) {
+    CalibrationSample sample = Made(cluster, truth);
+    if (calibration.samples().size() < 6) sample.apply_s = 0;
+    calibration.Add(sample);
+  }
+  EXPECT_NEAR(calibration.rates()[kParameter] / truth[kParameter], 1, 1e-9);
+}
+
+// As of a prefix of a few rows, which takes less than the clock tells apart.
+TEST(CalibrationTest, ASmallPhaseHardlyMattersHoweverWrongItIs) {
+  const Rates truth = BenchRates();
+  Calibration calibration(DefaultRates(RunDtype::kFp32, 2, "cpu"), BenchModel());
+  for (const ClusterShape& cluster : Shapes()) calibration.Add(Made(cluster, truth));
+  for (int i = 0; i < 4; ++i) {
+    CalibrationSample sample = Made(OneGroup(3, 256, 8 + i), truth);
+    ASSERT_LT(sample.seconds.prefix_forward, 0.02 * sample.seconds.total());
+    sample.seconds.prefix_forward = 0;
+    calibration.Add(sample);
+  }
+  const CalibrationSample other = Made(OneGroup(1000, 50, 3), truth);
+  EXPECT_NEAR(Seconds(other.work, calibration.rates()).total() / other.seconds.total(), 1, 0.05);
 }
 
 TEST(CalibrationTest, WhatCannotBeAMeasurementIsIgnoredAndTheHistoryIsBounded) {

@@ -285,6 +285,10 @@ TEST(CostModelTest, StatesInHostMemoryCostTheirWayThereAndBack) {
   EXPECT_DOUBLE_EQ(parameter_s("bf16", "cuda", v1::HOST), link_s) << "the update runs beside the copies";
 }
 
+TEST(CostModelTest, AnUnknownNumberOfThreadsIsRatedAsOne) {
+  EXPECT_EQ(DefaultRates(RunDtype::kFp32, 0, "cpu").seconds, DefaultRates(RunDtype::kFp32, 1, "cpu").seconds);
+}
+
 TEST(GroupCostTest, SpeedupIsThePapersFormula) {
   MemoryChooser chooser(BenchMemory(int64_t{8} << 30));
   double before = 0;

@@ -2,6 +2,7 @@
 #include "server/planner/group_cost.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "gtest/gtest.h"
 #include "tests/server/planner/cluster_shapes.h"
@@ -54,6 +55,17 @@ TEST(GroupCostTest, TheCheaperWayIsCharged) {
   }
 }
 
+// eta is what a suffix costs by itself; all that sharing adds is epsilon's.
+TEST(GroupCostTest, MergingCountsAsSharing) {
+  MemoryOptions slow_merge = BenchMemory(kLoose);
+  slow_merge.rates[kMerge] *= 10;
+  MemoryChooser chooser(BenchMemory(kLoose)), slow(std::move(slow_merge));
+  const v1::GroupCost cost = GroupCostOf(chooser, Group(1500, 300, 8)),
+                      of_slow = GroupCostOf(slow, Group(1500, 300, 8));
+  EXPECT_DOUBLE_EQ(cost.eta(), of_slow.eta());
+  EXPECT_GT(of_slow.epsilon(), cost.epsilon());
+}
+
 TEST(GroupCostTest, WhatHasAPrefixAndFitsCanBeReusedToBeShared) {
   MemoryChooser chooser(BenchMemory(kLoose)), small(BenchMemory(1 << 20));
   PackingGroup group = Group(3, 300, 2), none = Group(0, 300, 2), large = Group(1500, 300, 2);
@@ -62,6 +74,14 @@ TEST(GroupCostTest, WhatHasAPrefixAndFitsCanBeReusedToBeShared) {
   EXPECT_FALSE(ReuseToShare(chooser, none).has_value()) << "no prefix";
   EXPECT_FALSE(ReuseToShare(small, large).has_value()) << "does not fit";
   EXPECT_FALSE(none.reuse || large.reuse);
+}
+
+// Suffixes may still be cut between ranks, and whole trajectories are not.
+TEST(GroupCostTest, WhatFitsInNoWayIsReused) {
+  MemoryChooser chooser(BenchMemory(1 << 20));
+  PackingGroup group = Group(1500, 300, 4);
+  EXPECT_EQ(ChooseReuse(chooser, v1::AUTO, 0.5, group), "reuse: a whole trajectory does not fit the budget");
+  EXPECT_TRUE(group.reuse);
 }
 
 TEST(GroupCostTest, AGroupThatCannotRunCostsNothing) {

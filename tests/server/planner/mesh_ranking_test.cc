@@ -169,8 +169,8 @@ TEST_P(DrawnRankingTest, NumbersAreThoseOfThePlansForThatMesh) {
     const auto divided = DivideMemory(question_.config, question_.memory, run);
     ASSERT_TRUE(divided.ok()) << divided.status();
     const PlannerModel model = {question_.config, *divided, TestRates(divided->optimizer_residency())};
-    double seconds = 0, tokens = 0;
-    uint64_t peak = 0, state = 0;
+    double seconds = 0, tokens = 0, imbalance = 0;
+    uint64_t peak = 0, state = 0, steps = 0;
     for (const NamedRequest& named : question_.requests) {
       const auto plan = MakePlan(model, named.request);
       ASSERT_TRUE(plan.ok()) << plan.status();
@@ -180,8 +180,10 @@ TEST_P(DrawnRankingTest, NumbersAreThoseOfThePlansForThatMesh) {
         const int passes = named.request.log_prob_passes;
         const double times = k == 0 && passes > 0 ? passes : plan->repeats;
         seconds += times * (SecondsOfLastCopy(report.steps(k)) + report.steps(k).seconds().apply());
+        imbalance = std::max(imbalance, report.steps(k).imbalance());
       }
       tokens += static_cast<double>(plan->report.tokens_logical());
+      steps += static_cast<uint64_t>(plan->plan.steps_size()) * plan->repeats;
       peak = std::max({peak, plan->report.peak_bytes(), plan->report.state().apply()});
       state = plan->report.state().device();
     }
@@ -189,6 +191,8 @@ TEST_P(DrawnRankingTest, NumbersAreThoseOfThePlansForThatMesh) {
     EXPECT_DOUBLE_EQ(answer.tokens_per_s(), tokens / answer.seconds());
     EXPECT_EQ(answer.bytes(), state + peak);
     EXPECT_EQ(answer.budget_bytes, divided->memory_budget_bytes());
+    EXPECT_EQ(answer.steps, steps);
+    EXPECT_EQ(answer.imbalance, imbalance);
     EXPECT_EQ(answer.imbalance > 0, DpSize(answer.mesh) > 1);
   }
 }
@@ -306,6 +310,7 @@ TEST(MeshRankingTest, AGroupThatFitsNoWayNamesItselfAndItsRequest) {
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_THAT(answers[0].problem, StartsWith("the request on line 3: "));
   EXPECT_THAT(answers[0].problem, HasSubstr("g1"));
+  EXPECT_EQ(answers[0].bytes(), 0u) << "what is impossible has no numbers";
 }
 
 TEST(MeshRankingTest, EquallyFastMeshesStayInTheirOrder) {

@@ -156,6 +156,15 @@ TEST(StagePackingOfOneWaveTest, IsCutSoThatStagesWorkAtTheSameTime) {
   EXPECT_LT(PartOfTheEndByMemory(OneWave(2, /*forward_only=*/true)), 0.78);
 }
 
+// Memory alone makes one wave of the two.
+TEST(StagePackingOfOneWaveTest, OfTwoSuffixesIsCutBetweenThem) {
+  Copy copy(2, /*cp=*/1, kPlenty);
+  copy.Add(/*prompt_tokens=*/129, {512, 512}, /*reuse=*/true);
+  const auto staged = copy.Staged();
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  EXPECT_EQ(NumWaves(*staged), 2);
+}
+
 TEST(StagePackingOfOneWaveTest, IsLeftWhereAFurtherWaveCostsMoreThanItGains) {
   Copy copy = OneWave(2);
   copy.options.rates[server::kStageMessage] = 10;  // seconds a message

@@ -1,6 +1,7 @@
-// With which of the checkpoints that lie there a new journal begins.
+// With which of the checkpoints that lie there a new journal begins, which of them is missed, and their names.
 #include "server/protocol/checkpoint_rules.h"
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,34 @@ TEST(FurthestOfNewestLineageTest, OfOneLineageStepsCountAndNotTheClock) {
 TEST(FurthestOfNewestLineageTest, OfLineagesTheOneThatWasSavedLastCounts) {
   EXPECT_EQ(FurthestOfNewestLineage(std::vector{Known("far", "K", 90, 10), Known("near", "L", 6, 20)}), "near");
   EXPECT_EQ(FurthestOfNewestLineage({}), "");
+}
+
+TEST(FurthestOfNewestLineageTest, OfOneStepTheLastThatWasFoundCounts) {
+  EXPECT_EQ(FurthestOfNewestLineage(std::vector{Known("a", "L", 6, 2), Known("b", "L", 6, 1)}), "b");
+}
+
+TEST(MissedCheckpointTest, TheLastOneOfTheFurthestStepIsNamed) {
+  internal::v1::JournalState state;
+  state.set_lineage("L");
+  state.set_step(6);
+  for (const char* name : {"a", "b"}) {
+    *state.add_checkpoints() = Known(name, "L", 6, 1);
+    state.mutable_checkpoints()->rbegin()->set_damage("x");
+  }
+  *state.add_checkpoints() = Known("before", "L", 5, 1);
+  *state.add_checkpoints() = Known("of another", "K", 7, 1);
+  const internal::v1::KnownCheckpoint* missed = MissedCheckpoint(state, {}, /*replays=*/false);
+  ASSERT_NE(missed, nullptr);
+  EXPECT_EQ(missed->name(), "b");
+}
+
+TEST(AutomaticNameTest, TheSecondOfAStepHasTheNumberTwo) {
+  std::set<std::string> names;
+  const auto taken = [&](const std::string& name) { return names.contains(name); };
+  for (const char* name : {"step-00000007", "step-00000007-2", "step-00000007-3"}) {
+    EXPECT_EQ(AutomaticName(7, taken), name);
+    names.insert(name);
+  }
 }
 
 }  // namespace

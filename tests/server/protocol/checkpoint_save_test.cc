@@ -44,13 +44,23 @@ TEST_F(CheckpointSaveTest, ACommitThatReadsNothingIsGivenUpAfterTheFloorHoweverM
 }
 
 TEST_F(CheckpointSaveTest, ACommitThatReadsOnIsWaitedForAsLongAsItsBytesAsk) {
-  for (double passed_s = 0; passed_s < 2 * kPredictedS; passed_s += kFloorS - 3) {
+  // It reads what was written, after a reading that goes on: both take as long as the writing.
+  for (double passed_s = kFloorS; passed_s < kWatchMultiple * 2 * kPredictedS; passed_s += kFloorS - 3) {
     Pass(kFloorS - 3);
     EXPECT_EQ(save_.Problem(), "");
     save_.DiskMoved();
   }
   Pass(kFloorS);
   EXPECT_NE(save_.Problem(), "") << "what reads no further hangs";
+}
+
+TEST_F(CheckpointSaveTest, NothingIsLookedAtOnceItHasEnded) {
+  save_.Look(now_);
+  EXPECT_EQ(save_.NextLook(), now_ + kLookEvery);
+  save_.End();
+  EXPECT_EQ(save_.NextLook(), absl::InfiniteFuture());
+  Pass(1);
+  EXPECT_EQ(save_.NextLook(), absl::InfiniteFuture()) << "time that passes later begins no look";
 }
 
 }  // namespace

@@ -98,5 +98,12 @@ TEST(RequestTableTest, AFinishedIdMayBeTakenAgain) {
   EXPECT_NE(table.Find("a"), nullptr);
 }
 
+TEST(RequestTableTest, ResultsOfOneWhoseIdIsTakenAgainCountNoMore) {
+  const uint64_t bytes = Traced("a").status.result().steps(0).trace().ByteSizeLong();
+  RequestTable table(/*requests_kept=*/9, /*result_bytes_max=*/2 * bytes);
+  for (const char* id : {"a", "b", "a"}) table.Finalize(table.Insert(Traced(id)));
+  for (const char* id : {"a", "b"}) EXPECT_TRUE(table.Find(id)->status.result().steps(0).has_trace()) << id;
+}
+
 }  // namespace
 }  // namespace stemma::server

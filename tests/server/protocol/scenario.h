@@ -12,7 +12,8 @@
 //   > forget CHECKPOINT                       (its folder is removed by somebody)
 //   > foreign CHECKPOINT                      (it is of another model)
 //   > copied CHECKPOINT step=N of=LINEAGE weights=DIGEST (somebody copies its folder here; the next server finds it)
-//   > readings hold|now|end                   (what clients ask for from now on is read later; at once again; now)
+//   > readings hold|begin|now|end             (what clients ask for from now on is read later; has begun, and ends
+//                                             later; at once again; now)
 //   > full [off=1]                            (no checkpoint can be written, or again)
 //   > room BYTES                              (that the journal's disk has left)
 //   > disk hangs|refuses|answers              (folders, commits and removals of checkpoints are ended when it answers;

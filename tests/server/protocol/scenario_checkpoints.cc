@@ -46,7 +46,8 @@ std::vector<Event> FakeCheckpoints::Execute(const Action& action) {
   if (commit != nullptr) return {Commit(*commit)};
   if (remove != nullptr) return {Remove(*remove)};
   if (const auto* drop = std::get_if<DropReadingAction>(&action); drop != nullptr) {
-    if (std::erase_if(held_, [&](const ReadCheckpointAction& held) { return held.id == drop->id; }) == 0) return {};
+    if (begun_ || std::erase_if(held_, [&](const ReadCheckpointAction& held) { return held.id == drop->id; }) == 0)
+      return {};
     return {CheckpointReadEvent{.id = drop->id, .client_state = absl::CancelledError("x")}};
   }
   const auto* read = std::get_if<ReadCheckpointAction>(&action);
@@ -66,8 +67,9 @@ void FakeCheckpoints::AddCopy(const Command& command) {
 }
 
 CheckpointRemovedEvent FakeCheckpoints::Remove(const RemoveCheckpointAction& action) {
-  if (refusal_.ok()) known_.erase(action.name);
-  return {.name = action.name, .removed = refusal_};
+  if (!refusal_.ok()) return {.name = action.name, .removed = refusal_};
+  const bool there = known_.erase(action.name) > 0;
+  return {.name = action.name, .removed = there ? absl::OkStatus() : absl::NotFoundError("x")};
 }
 
 CheckpointReadEvent FakeCheckpoints::Read(const ReadCheckpointAction& action) {
@@ -81,7 +83,8 @@ CheckpointReadEvent FakeCheckpoints::Read(const ReadCheckpointAction& action) {
 std::optional<std::vector<Event>> FakeCheckpoints::Tell(const Command& command) {
   const std::string& name = command.words.at(0);
   if (name == "readings") {
-    holds_ = command.words.at(1) == "hold";
+    begun_ = command.words.at(1) == "begin";
+    holds_ = begun_ || command.words.at(1) == "hold";
     if (command.words.at(1) == "end") return EndReadings();
   } else if (name == "disk" && command.words.at(1) == "reads") {
     return std::vector<Event>{CheckpointProgressEvent{}};

@@ -36,6 +36,7 @@ class FakeCheckpoints {
   std::set<std::string> damaged_, foreign_;
   bool full_ = false;
   bool holds_ = false;  // what clients ask for is not read at once
+  bool begun_ = false;  // and may not be dropped any more
   std::vector<ReadCheckpointAction> held_;
   bool hangs_ = false;  // what is to change something on the disk waits
   std::vector<Action> hung_;

@@ -38,6 +38,9 @@ TEST(StepWarningsTest, AGroupRunsIfOneOfItsRolloutsDoes) {
   const std::vector<v1::PromptGroup> groups = {Group({0, 1}), Group({0, 0}), Masked(Group({1, 1})), Group({})};
   EXPECT_EQ(FindGroupsThatRun(Header(), groups),
             (std::vector{GroupRuns::kYes, GroupRuns::kZeroFactor, GroupRuns::kNoTokens, GroupRuns::kNoTokens}));
+  v1::PromptGroup last_masked = Group({0, 0});
+  last_masked.mutable_rollouts(1)->set_response_mask(std::string(1, '\0'));
+  EXPECT_EQ(FindGroupsThatRun(Header(), {last_masked})[0], GroupRuns::kZeroFactor) << "its first rollout has tokens";
   v1::UpdateHeader entropy = Header();
   entropy.mutable_loss()->set_entropy_coeff(0.1);
   EXPECT_EQ(FindGroupsThatRun(entropy, groups)[1], GroupRuns::kYes) << "entropy has a gradient";
@@ -85,6 +88,15 @@ TEST(StepWarningsTest, TheFactorHasTheNameOfWhatWasSent) {
   group.mutable_rollouts(0)->set_loss_weights(PackArray(std::vector<float>{0, 0}));
   EXPECT_EQ(Count(Header("cross_entropy"), {group}, {0}).warnings.at(0),
             "all loss_weights are 0 in 1 of 1 groups: nothing was computed");
+}
+
+TEST(StepWarningsTest, OneGroupWithImportanceWeightsNamesTheFactorOfAll) {
+  v1::PromptGroup weighted = Group({1});
+  weighted.mutable_rollouts(0)->set_rollout_is_weights(PackArray(std::vector<float>{0, 0}));
+  for (const std::vector<uint32_t>& mini_batch : {std::vector<uint32_t>{0, 1}, {1, 0}}) {
+    EXPECT_EQ(Count(Header(), {weighted, Group({0})}, mini_batch).warnings.at(0),
+              "all advantages times rollout_is_weights are 0 in 2 of 2 groups: nothing was computed");
+  }
 }
 
 TEST(StepWarningsTest, ARequestRepeatsTheFirstWarningsOfItsSteps) {

@@ -83,6 +83,9 @@ TEST_F(CheckpointDamageTest, ACutGrownMissingOrSpecialFileIsRefused) {
     fs::create_symlink(folder_ / "elsewhere", Path(file));
     ExpectRefused(file, "is not a regular file", "a link");
     fs::remove(Path(file));
+    fs::create_symlink(folder_ / "nowhere", Path(file));
+    ExpectRefused(file, "is not a regular file", "a link to nothing");
+    fs::remove(Path(file));
     fs::create_directory(Path(file));
     ExpectRefused(file, "is not a regular file", "a folder");
     fs::remove(Path(file));

@@ -89,7 +89,12 @@ TEST_F(CheckpointStoreTest, WhatWasSavedIsFoundVerifiedAndListed) {
 TEST_F(CheckpointStoreTest, AFileOfManyReadsIsComparedWhole) {
   const DrawnSave save = MakeSave("large", 3, 1, (9 << 20) + 5);
   ASSERT_THAT(CommitSave(store_, folder_.path(), save, ""), IsOk());
-  EXPECT_THAT(store_.Verify("large", ""), IsOk());
+  uint64_t told_bytes = 0;
+  const auto count = [&](uint64_t bytes) { return told_bytes += bytes, true; };
+  EXPECT_THAT(store_.Verify("large", "", count), IsOk());
+  uint64_t bytes_of_files = 0;
+  for (const auto& [name, content] : save.contents) bytes_of_files += content.size();
+  EXPECT_EQ(told_bytes, bytes_of_files);
   for (const uint64_t at : {uint64_t{0}, uint64_t{(4 << 20) - 1}, uint64_t{4 << 20}, uint64_t{(9 << 20) + 4}}) {
     std::string bytes = save.contents.at("model.safetensors");
     bytes[at] ^= 1;
@@ -273,6 +278,7 @@ TEST_F(CheckpointStoreTest, PartsThatAreNotEveryByteOnceAreRefused) {
       {"no file can hold", [](auto& m) { m.mutable_parts(1)->mutable_ranges(0)->set_bytes(~uint64_t{0}); }},
       {"no file can hold", [](auto& m) { m.mutable_parts(1)->mutable_ranges(0)->set_begin(~uint64_t{0}); }},
       {"not 64 hexadecimal digits", [](auto& m) { m.mutable_parts(1)->set_sha256("12"); }},
+      {"not 64 hexadecimal digits", [](auto& m) { m.mutable_parts(1)->set_sha256(std::string(64, 'g')); }},
       {"rank 1 wrote between bytes 3333 and 6666",
        [](auto& m) { m.mutable_parts(2)->set_sha256(std::string(64, '0')); }},
       {"empty: what rank 0 wrote has", [](auto& m) { m.mutable_parts(5)->set_sha256(std::string(64, '0')); }},

@@ -6,6 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "tests/server/store/store_files.h"
 #include "tests/testing/status_matchers.h"
 
@@ -41,6 +44,17 @@ TEST(JournalTest, ANewJournalIsEmptyAndItsFilesAreTheUsersAlone) {
     EXPECT_EQ(ModeOf(folder / "journal/" + name), 0600u) << name;
   }
   EXPECT_FALSE(std::filesystem::exists(folder / "journal/journal.db-shm"));
+}
+
+TEST(JournalTest, OneOfItsFilesAloneSaysThatThereIsAJournal) {
+  for (const char* left : {"journal.db", "last"}) {
+    const TempFolder folder;
+    EXPECT_FALSE(Journal::IsIn(folder.path()));
+    std::filesystem::create_directory(folder / "journal");
+    EXPECT_FALSE(Journal::IsIn(folder.path()));
+    std::ofstream(folder / "journal/" + left) << "x";
+    EXPECT_TRUE(Journal::IsIn(folder.path())) << left;
+  }
 }
 
 TEST(JournalTest, RowsComeBackInOrderOverRestarts) {
