@@ -11,6 +11,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "glog/logging.h"
 #include "worker/parallel/device_failure.h"
 
@@ -35,6 +36,23 @@ std::string Explained(const std::string& line, absl::Duration timeout) {
                                              ": a peer hangs, is stopped or cannot be reached")
                               : "a peer has ended, or was killed",
                       " (", line, ")");
+}
+
+// Returns what NCCL said, in one line. PyTorch puts its own source and a general word before NCCL's reason.
+std::string NcclText(const c10::Error& error) {
+  const std::string text = absl::StrReplaceAll(error.what_without_backtrace(), {{"\n", " "}});
+  const size_t reason = std::min(text.find("Last error:"), text.size());
+  return text.substr(0, std::min(reason, kQuotedBytesMax)) + text.substr(reason, kQuotedBytesMax);
+}
+
+absl::Status NcclError(const std::string& text, absl::Duration timeout) {
+  if (absl::StrContains(text, "ncclUnhandledCudaError")) return OwnDeviceFailed(text);
+  const std::string lower = absl::AsciiStrToLower(text);
+  const auto names = [&](const char* words) { return absl::StrContains(lower, words); };
+  const bool names_peer = names("remote") || names("refused") || names("timed out") || names("timeout");
+  // What it does not call its own, such as the store's, comes of a peer, too.
+  if (names_peer || !names("nccl error")) return absl::UnavailableError(Explained(text, timeout));
+  return absl::UnavailableError(absl::StrCat("NCCL failed on this rank (", text, ")"));
 }
 
 // Returns all that there are, the host's first: by its end the peers hear that this rank has gone, whatever the others
@@ -70,6 +88,8 @@ absl::Status CatchC10d(absl::Duration timeout, const std::function<void()>& call
     return own(error);
   } catch (const c10::AcceleratorError& error) {
     return own(error);
+  } catch (const c10::DistBackendError& error) {
+    return NcclError(NcclText(error), timeout);
   } catch (const std::exception& error) {
     return absl::UnavailableError(Explained(FirstLine(error.what()), timeout));
   }

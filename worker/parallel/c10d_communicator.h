@@ -44,7 +44,7 @@ class C10dCommunicator final : public Communicator {
 };
 
 // Runs a call of c10d, and turns what it throws into Unavailable: what is known of the peer, or that this rank's own
-// device failed, and the first line of what was thrown.
+// device or its NCCL failed, and the first line of what was thrown, or NCCL's own reason.
 absl::Status CatchC10d(absl::Duration timeout, const std::function<void()>& call);
 
 }  // namespace stemma::worker
