@@ -1,6 +1,7 @@
 #include "worker/parallel/c10d_communicator.h"
 
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -24,6 +25,19 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 
 at::Tensor Flat(const at::Tensor& tensor) { return tensor.view(-1); }
 at::Tensor Bytes(const at::Tensor& tensor) { return Flat(tensor).view(at::kByte); }
+
+// Returns what is sent or received, as bytes. On a device it is memory that the device's allocator does not know: of
+// any other PyTorch's NCCL says that its stream uses it (recordStream), and it would be given back when the host sees
+// that the stream is past it, not in the order of the streams. A call's tensors stay until it has been waited for, so
+// nothing of that is needed; of collectives PyTorch knows it.
+at::Tensor Message(const at::Tensor& values) {
+  const at::Tensor bytes = Bytes(values);
+  if (bytes.is_cpu()) return bytes;
+  return at::for_blob(bytes.data_ptr(), bytes.sizes())
+      .options(bytes.options())
+      .target_device(bytes.device())
+      .make_tensor();
+}
 
 std::string FirstLine(const std::string& text) { return text.substr(0, std::min(text.find('\n'), kQuotedBytesMax)); }
 
@@ -167,11 +181,11 @@ Work C10dCommunicator::StartWork(const CollectiveCall& call, const at::Tensor& e
       return backend.broadcast(values, options);
     }
     case CollectiveKind::kSend: {
-      std::vector<at::Tensor> values{Bytes(call.input)};
+      std::vector<at::Tensor> values{Message(call.input)};
       return backend.send(values, peer, kTag);
     }
     case CollectiveKind::kReceive: {
-      std::vector<at::Tensor> values{Bytes(call.output)};
+      std::vector<at::Tensor> values{Message(call.output)};
       return backend.recv(values, peer, kTag);
     }
   }

@@ -1,6 +1,7 @@
-// How a rank's end treats the backends of its axes, and what a rank says of an error of one.
+// How a rank's end treats the backends of its axes, what these are given, and what a rank says of an error of one.
 #include "worker/parallel/c10d_communicator.h"
 
+#include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/testing/fake_device.h"
 #include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
@@ -42,6 +44,66 @@ TEST(C10dCommunicator, ARankEndsWithoutTheOthersOfItsDevices) {
   }
   const std::vector<std::string> expected = {"shutdown of host", "abort of device", "abort of to 1", "abort of from 1"};
   EXPECT_EQ(ends, expected);
+}
+
+class EndedWork final : public c10d::Work {
+ public:
+  bool isCompleted() override { return true; }
+  bool wait(std::chrono::milliseconds /*timeout*/) override { return true; }
+};
+
+// Keeps what it is given to send or to fill.
+class KeepingBackend final : public c10d::Backend {
+ public:
+  KeepingBackend() : Backend(0, 2) {}
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& values, int /*to*/, int /*tag*/) override {
+    return Keep(values[0]);
+  }
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& values, int /*from*/, int /*tag*/) override {
+    return Keep(values[0]);
+  }
+  void shutdown() override {}
+  void abort() override {}
+
+  at::Tensor kept;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> Keep(const at::Tensor& values) {
+    kept = values;
+    return c10::make_intrusive<EndedWork>();
+  }
+};
+
+at::Storage StorageOf(const at::Tensor& values) { return values.storage(); }
+
+// PyTorch's NCCL would hold back memory that it finds to be the allocator's.
+TEST(C10dCommunicator, AMessageOfADeviceIsNotTheAllocatorsMemoryAndStaysUntilItsWait) {
+  const auto host = c10::make_intrusive<KeepingBackend>(), device = c10::make_intrusive<KeepingBackend>();
+  worker::AxisBackends backends;
+  backends.host = host;
+  backends.device = device;
+  worker::C10dCommunicator ranks("data", std::move(backends), absl::Seconds(1));
+  const at::TensorOptions options = MakeFakeDeviceBackend().options(at::kFloat);
+  const auto expect_lent = [&](const at::Tensor& values) {
+    EXPECT_EQ(device->kept.data_ptr(), values.data_ptr());
+    EXPECT_EQ(device->kept.device(), values.device());
+    EXPECT_EQ(device->kept.nbytes(), values.nbytes());
+    EXPECT_NE(StorageOf(device->kept).data_ptr().get_deleter(), StorageOf(values).data_ptr().get_deleter());
+  };
+  at::Tensor values = at::ones({3, 4}, options).narrow(0, 1, 2);
+  ASSERT_TRUE(ranks.Receive("r", values, 1).ok());
+  expect_lent(values);
+  auto pending = ranks.StartSend("s", values, 1);
+  expect_lent(values);
+  const auto memory = StorageOf(values).getWeakStorageImpl();
+  values.reset();
+  EXPECT_FALSE(memory.expired());
+  EXPECT_TRUE(pending->Wait().ok());
+  pending.reset();
+  EXPECT_TRUE(memory.expired());
+  at::Tensor on_host = at::ones({2}, at::kFloat);
+  ASSERT_TRUE(ranks.Send("h", on_host, 1).ok());
+  EXPECT_EQ(StorageOf(host->kept).unsafeGetStorageImpl(), StorageOf(on_host).unsafeGetStorageImpl());
 }
 
 std::string TextOf(const std::string& what) {
