@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "worker/backend/cpu/cpu_backend.h"
+#include "worker/parallel/cuda_environment.h"
 #include "worker/parallel/gloo_transport.h"
 #include "worker/parallel/transport.h"
 
@@ -45,6 +46,7 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const DeviceName& device) {
     return absl::InvalidArgumentError(absl::StrCat("this worker has no kernels for a device of kind \"", device.kind,
                                                    "\"; known: cpu, as cpu:0, and cuda, as cuda:0"));
   }
+  TellCuda();
   const absl::StatusOr<OpenDeviceFunction*> open = LoadLibrary(kCudaLibrary);
   if (!open.ok()) return open.status();
   absl::Status failure;

@@ -215,6 +215,7 @@ class Pass {
 
   LayerFinal LayerFinalIn(const Operation& operation) {
     if (&operation != &program_view_.back() || !options_.layer_final) return nullptr;
+    if (!OtherAxesMayBeginIn(operation, plan_, options_.copy.cp_size())) return nullptr;
     return [this](int64_t layer) {
       const double start_s = RealClock().MonotonicSeconds();
       options_.layer_final(layer);

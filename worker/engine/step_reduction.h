@@ -7,7 +7,8 @@
 // Every rank walks all rounds of worker/optim/shard_exchange.h, one that could not compute its part too, with whatever
 // its gradients are: so no rank waits for one that has stopped, and whether all could is agreed afterwards. Rounds
 // begin when the rank has no exchange of a split group before it (PassOptions::layer_final): a rank that waits in an
-// exchange has not begun, and the ranks of an exchange need nobody's reduction to end it.
+// exchange has not begun, and the ranks of an exchange need nobody's reduction to end it. Nor does the copy exchange
+// rows behind them.
 #pragma once
 
 #include <cstdint>

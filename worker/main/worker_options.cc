@@ -1,6 +1,8 @@
 #include "worker/main/worker_options.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,7 @@
 #include "common/base/ready_file.h"
 #include "common/base/status_macros.h"
 #include "common/base/worker_secret.h"
+#include "worker/parallel/cuda_environment.h"
 #include "worker/rpc/own_address.h"
 
 namespace stemma::worker {
@@ -82,7 +85,8 @@ bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& e
   }
   StartLogging(kWorkerProgram, options.log);
   options.argv.assign(argv, argv + argc);
-  options.names_nccl_interface = std::getenv("NCCL_SOCKET_IFNAME") != nullptr;
+  std::copy_if(std::begin(kToldVariables), std::end(kToldVariables), std::back_inserter(options.open_variables),
+               [](const char* name) { return std::getenv(name) == nullptr; });
   if (const absl::Status status = Resolve(texts, options); !status.ok()) {
     Say(kWorkerProgram, options.log, LogLevel::kError, std::string(status.message()));
     exit_code = 2;

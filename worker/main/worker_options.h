@@ -28,7 +28,7 @@ struct WorkerMainOptions {
   LogOptions log;
   std::vector<std::string> argv;  // as it was started
   bool die_with_parent = false;
-  bool names_nccl_interface = false;  // no option: the environment does, in NCCL_SOCKET_IFNAME
+  std::vector<const char*> open_variables;  // no option: of kToldVariables, which the environment leaves open
 };
 
 // Starts the log. False: the process is to end with exit_code, 0 after --help, 2 for a wrong command line.

@@ -47,8 +47,8 @@ int ExitCodeOf(const absl::Status& status) {
   std::error_code error;
   const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
   CloseDescriptorsAtExec();  // Gloo's, and those of who writes stacks, are opened to outlive it
-  // What this process told NCCL (worker/parallel/nccl_transport.cc) is not an operator's choice to the next one.
-  if (!options.names_nccl_interface) unsetenv("NCCL_SOCKET_IFNAME");
+  // What this process told CUDA and NCCL (worker/parallel/cuda_environment.h) is no operator's choice to the next one.
+  for (const char* name : options.open_variables) unsetenv(name);
   if (!error) execv(self.c_str(), arguments.data());
   execv("/proc/self/exe", arguments.data());  // the file was replaced meanwhile
   LOG(ERROR) << "cannot start anew: " << strerror(errno);

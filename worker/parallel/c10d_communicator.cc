@@ -1,6 +1,7 @@
 #include "worker/parallel/c10d_communicator.h"
 
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "glog/logging.h"
 #include "worker/parallel/device_failure.h"
 
@@ -24,6 +26,19 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 at::Tensor Flat(const at::Tensor& tensor) { return tensor.view(-1); }
 at::Tensor Bytes(const at::Tensor& tensor) { return Flat(tensor).view(at::kByte); }
 
+// Returns what is sent or received, as bytes. On a device it is memory that the device's allocator does not know: of
+// any other PyTorch's NCCL says that its stream uses it (recordStream), and it would be given back when the host sees
+// that the stream is past it, not in the order of the streams. A call's tensors stay until it has been waited for, so
+// nothing of that is needed; of collectives PyTorch knows it.
+at::Tensor Message(const at::Tensor& values) {
+  const at::Tensor bytes = Bytes(values);
+  if (bytes.is_cpu()) return bytes;
+  return at::for_blob(bytes.data_ptr(), bytes.sizes())
+      .options(bytes.options())
+      .target_device(bytes.device())
+      .make_tensor();
+}
+
 std::string FirstLine(const std::string& text) { return text.substr(0, std::min(text.find('\n'), kQuotedBytesMax)); }
 
 std::string Explained(const std::string& line, absl::Duration timeout) {
@@ -35,6 +50,23 @@ std::string Explained(const std::string& line, absl::Duration timeout) {
                                              ": a peer hangs, is stopped or cannot be reached")
                               : "a peer has ended, or was killed",
                       " (", line, ")");
+}
+
+// Returns what NCCL said, in one line. PyTorch puts its own source and a general word before NCCL's reason.
+std::string NcclText(const c10::Error& error) {
+  const std::string text = absl::StrReplaceAll(error.what_without_backtrace(), {{"\n", " "}});
+  const size_t reason = std::min(text.find("Last error:"), text.size());
+  return text.substr(0, std::min(reason, kQuotedBytesMax)) + text.substr(reason, kQuotedBytesMax);
+}
+
+absl::Status NcclError(const std::string& text, absl::Duration timeout) {
+  if (absl::StrContains(text, "ncclUnhandledCudaError")) return OwnDeviceFailed(text);
+  const std::string lower = absl::AsciiStrToLower(text);
+  const auto names = [&](const char* words) { return absl::StrContains(lower, words); };
+  const bool names_peer = names("remote") || names("refused") || names("timed out") || names("timeout");
+  // What it does not call its own, such as the store's, comes of a peer, too.
+  if (names_peer || !names("nccl error")) return absl::UnavailableError(Explained(text, timeout));
+  return absl::UnavailableError(absl::StrCat("NCCL failed on this rank (", text, ")"));
 }
 
 // Returns all that there are, the host's first: by its end the peers hear that this rank has gone, whatever the others
@@ -70,6 +102,8 @@ absl::Status CatchC10d(absl::Duration timeout, const std::function<void()>& call
     return own(error);
   } catch (const c10::AcceleratorError& error) {
     return own(error);
+  } catch (const c10::DistBackendError& error) {
+    return NcclError(NcclText(error), timeout);
   } catch (const std::exception& error) {
     return absl::UnavailableError(Explained(FirstLine(error.what()), timeout));
   }
@@ -147,11 +181,11 @@ Work C10dCommunicator::StartWork(const CollectiveCall& call, const at::Tensor& e
       return backend.broadcast(values, options);
     }
     case CollectiveKind::kSend: {
-      std::vector<at::Tensor> values{Bytes(call.input)};
+      std::vector<at::Tensor> values{Message(call.input)};
       return backend.send(values, peer, kTag);
     }
     case CollectiveKind::kReceive: {
-      std::vector<at::Tensor> values{Bytes(call.output)};
+      std::vector<at::Tensor> values{Message(call.output)};
       return backend.recv(values, peer, kTag);
     }
   }

@@ -3,7 +3,8 @@
 //
 // A reduce-scatter is an exchange of parts, which this rank adds in the order of the ranks: Gloo's own is an all-reduce
 // of the whole input, twice the bytes; and the same order gives the same bits by whichever transport. What only moves
-// travels as bytes, so that any dtype does. A call goes by the backend of the device on which its tensors are.
+// travels as bytes, so that any dtype does. A call goes by the backend of the device on which its tensors are. Memory
+// of a device is given back in the order of its streams, whatever crosses ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,7 +45,7 @@ class C10dCommunicator final : public Communicator {
 };
 
 // Runs a call of c10d, and turns what it throws into Unavailable: what is known of the peer, or that this rank's own
-// device failed, and the first line of what was thrown.
+// device or its NCCL failed, and the first line of what was thrown, or NCCL's own reason.
 absl::Status CatchC10d(absl::Duration timeout, const std::function<void()>& call);
 
 }  // namespace stemma::worker

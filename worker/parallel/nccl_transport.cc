@@ -3,10 +3,7 @@
 #include <ATen/ops/ones.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <glog/logging.h>
 
-#include <cstdlib>
-#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -14,8 +11,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "worker/parallel/cuda_environment.h"
 #include "worker/parallel/gloo_transport.h"
-#include "worker/parallel/network_interface.h"
 #include "worker/parallel/transport.h"
 
 namespace stemma::worker {
@@ -29,16 +26,6 @@ void WarmUp(c10d::Backend& backend, at::Device device) {
   TORCH_CHECK(sum == backend.getSize(), "the first all-reduce of ", backend.getSize(), " ranks gave ", sum);
 }
 
-// NCCL looks for an interface by itself, and may take one of a network that the other hosts do not reach, or that
-// others do. An operator's choice stands.
-void UseInterfaceOf(const std::string& own_host) {
-  const std::optional<std::string> interface = InterfaceOf(own_host);
-  if (!interface) return;
-  LOG(INFO) << "NCCL uses the interface of " << own_host << ", "
-            << *interface << ", unless NCCL_SOCKET_IFNAME names another";
-  setenv("NCCL_SOCKET_IFNAME", ("=" + *interface).c_str(), /*overwrite=*/0);
-}
-
 class NcclTransport final : public Transport {
  public:
   explicit NcclTransport(at::Device device) : device_(device), host_(MakeGlooTransport()) {}
@@ -48,7 +35,7 @@ class NcclTransport final : public Transport {
   AxisBackends Connect(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis) const override {
     const auto part = [&](const char* name) { return c10::make_intrusive<c10d::PrefixStore>(name, store); };
     AxisBackends backends = host_->Connect(part("host"), axis);
-    UseInterfaceOf(axis.own_host);
+    TellNccl(axis.own_host);
     const auto connect = [this](const auto& of_ranks, const AxisRank& ranks) { return ConnectDevice(of_ranks, ranks); };
     backends.device = connect(part("device"), axis);
     if (axis.pairs_apart) ConnectPairs(part("pairs"), axis, connect, backends);

@@ -4,14 +4,14 @@
 // LibTorch's CUDA library.
 //
 // A collective is put on a stream: Wait returns when the device will have the result before anything that is put on the
-// current stream afterwards, not when it has it. So an error of a peer is not Wait's: NCCL's watchdog finds it and ends
-// the process, and the generation with it.
+// current stream afterwards, not when it has it. So an error of a peer is not Wait's, but for one that was known
+// before: PyTorch's watchdog logs it, and the server ends the generation (cuda_environment.h).
 //
 // A stream runs one call after the other, and a message there waits for its peer's. On an axis whose pairs are apart
 // each pair of neighbours has a communicator of NCCL, with a stream of its own, for each direction.
 //
 // NCCL listens on the interface of the rank's address, unless NCCL_SOCKET_IFNAME names another. Connecting writes to
-// the environment, as NCCL's set-up does: the engine's thread does it, before the first step.
+// the environment (cuda_environment.h): the engine's thread does it, before the first step.
 #pragma once
 
 #include <memory>

@@ -1,12 +1,15 @@
-// How a rank's end treats the backends of its axes.
+// How a rank's end treats the backends of its axes, what these are given, and what a rank says of an error of one.
 #include "worker/parallel/c10d_communicator.h"
 
+#include <ATen/ops/ones.h>
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/testing/fake_device.h"
 #include "tests/testing/namespaces.h"
 
 namespace stemma::testing {
@@ -41,6 +44,114 @@ TEST(C10dCommunicator, ARankEndsWithoutTheOthersOfItsDevices) {
   }
   const std::vector<std::string> expected = {"shutdown of host", "abort of device", "abort of to 1", "abort of from 1"};
   EXPECT_EQ(ends, expected);
+}
+
+class EndedWork final : public c10d::Work {
+ public:
+  bool isCompleted() override { return true; }
+  bool wait(std::chrono::milliseconds /*timeout*/) override { return true; }
+};
+
+// Keeps what it is given to send or to fill.
+class KeepingBackend final : public c10d::Backend {
+ public:
+  KeepingBackend() : Backend(0, 2) {}
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& values, int /*to*/, int /*tag*/) override {
+    return Keep(values[0]);
+  }
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& values, int /*from*/, int /*tag*/) override {
+    return Keep(values[0]);
+  }
+  void shutdown() override {}
+  void abort() override {}
+
+  at::Tensor kept;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> Keep(const at::Tensor& values) {
+    kept = values;
+    return c10::make_intrusive<EndedWork>();
+  }
+};
+
+at::Storage StorageOf(const at::Tensor& values) { return values.storage(); }
+
+// PyTorch's NCCL would hold back memory that it finds to be the allocator's.
+TEST(C10dCommunicator, AMessageOfADeviceIsNotTheAllocatorsMemoryAndStaysUntilItsWait) {
+  const auto host = c10::make_intrusive<KeepingBackend>(), device = c10::make_intrusive<KeepingBackend>();
+  worker::AxisBackends backends;
+  backends.host = host;
+  backends.device = device;
+  worker::C10dCommunicator ranks("data", std::move(backends), absl::Seconds(1));
+  const at::TensorOptions options = MakeFakeDeviceBackend().options(at::kFloat);
+  const auto expect_lent = [&](const at::Tensor& values) {
+    EXPECT_EQ(device->kept.data_ptr(), values.data_ptr());
+    EXPECT_EQ(device->kept.device(), values.device());
+    EXPECT_EQ(device->kept.nbytes(), values.nbytes());
+    EXPECT_NE(StorageOf(device->kept).data_ptr().get_deleter(), StorageOf(values).data_ptr().get_deleter());
+  };
+  at::Tensor values = at::ones({3, 4}, options).narrow(0, 1, 2);
+  ASSERT_TRUE(ranks.Receive("r", values, 1).ok());
+  expect_lent(values);
+  auto pending = ranks.StartSend("s", values, 1);
+  expect_lent(values);
+  const auto memory = StorageOf(values).getWeakStorageImpl();
+  values.reset();
+  EXPECT_FALSE(memory.expired());
+  EXPECT_TRUE(pending->Wait().ok());
+  pending.reset();
+  EXPECT_TRUE(memory.expired());
+  at::Tensor on_host = at::ones({2}, at::kFloat);
+  ASSERT_TRUE(ranks.Send("h", on_host, 1).ok());
+  EXPECT_EQ(StorageOf(host->kept).unsafeGetStorageImpl(), StorageOf(on_host).unsafeGetStorageImpl());
+}
+
+std::string TextOf(const std::string& what) {
+  const absl::Status status = worker::CatchC10d(absl::Seconds(7), [&] {
+    throw c10::DistBackendError(c10::SourceLocation{"f", "NCCLUtils.hpp", 9}, what);
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  return std::string(status.message());
+}
+
+constexpr char kPlace[] = "NCCL error in: /torch/NCCLUtils.hpp:94, unhandled error, NCCL version 2.28.9\n";
+
+// As PyTorch 2.11 and NCCL 2.28 write them.
+TEST(CatchC10d, NcclsOwnReasonIsQuoted) {
+  EXPECT_EQ(TextOf(std::string(kPlace) + "ncclInternalError: Internal check failed.\nLast error:\nno GDR buffer"),
+            "NCCL failed on this rank (NCCL error in: /torch/NCCLUtils.hpp:94, unhandled error, NCCL version 2.28.9 "
+            "ncclInternalError: Internal check failed. Last error: no GDR buffer)");
+  EXPECT_EQ(TextOf(std::string(kPlace) + "ncclInvalidUsage: This usually reflects invalid usage."),
+            "NCCL failed on this rank (NCCL error in: /torch/NCCLUtils.hpp:94, unhandled error, NCCL version 2.28.9 "
+            "ncclInvalidUsage: This usually reflects invalid usage.)");
+}
+
+TEST(CatchC10d, ALongWordBeforeTheReasonIsCut) {
+  const std::string text = TextOf(kPlace + std::string(1000, 'a') + "\nLast error:\nreason" + std::string(1000, 'b'));
+  EXPECT_NE(text.find("aLast error: reasonb"), std::string::npos) << text;
+  EXPECT_EQ(text.size(), std::string("NCCL failed on this rank ()").size() + 600);
+}
+
+TEST(CatchC10d, NcclSpeaksOfAPeer) {
+  const std::string peer = TextOf(
+      std::string(kPlace) + "ncclRemoteError: A call failed possibly due to a network error or a remote process.");
+  EXPECT_EQ(peer.substr(0, peer.find(" (")), "a peer has ended, or was killed") << peer;
+  const std::string refuses =
+      TextOf(std::string(kPlace) + "ncclSystemError: System call.\nLast error:\nConnection refused");
+  EXPECT_EQ(refuses.substr(0, refuses.find(" (")),
+            "a peer refuses the connection: it has ended, or listens on another address");
+  const std::string late = TextOf("Watchdog caught collective operation timeout: WorkNCCL");
+  EXPECT_EQ(late.substr(0, late.find(" (")), "timed out after 7s: a peer hangs, is stopped or cannot be reached");
+  const std::string store = TextOf("retrieving ncclUniqueId: store->get('0') got error: socket closed");
+  EXPECT_EQ(store.substr(0, store.find(" (")), "a peer has ended, or was killed");
+}
+
+// NCCL calls CUDA on this rank's device alone.
+TEST(CatchC10d, NcclSpeaksOfThisRanksDevice) {
+  const std::string text = TextOf(
+      std::string(kPlace) + "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 700");
+  EXPECT_EQ(text.substr(0, text.find(" (")), "this rank's own device failed") << text;
+  EXPECT_NE(text.find("Last error: Cuda failure 700"), std::string::npos) << text;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -42,6 +43,15 @@ TEST(OpenDeviceTest, ADeviceThatIsNotThereIsRefusedWithWhatToDo) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AnyOf(HasSubstr("there is no device 4095"), HasSubstr("driver for CUDA 13"),
                              HasSubstr("compute on the CPU with --device cpu"))));
+}
+
+// CUDA reads it when it is called first.
+TEST(OpenDeviceTest, CudaIsToldBeforeItIsOpened) {
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  OpenDevice({"cpu", 0}).status().IgnoreError();
+  EXPECT_EQ(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), nullptr);
+  OpenDevice({"cuda", 4095}).status().IgnoreError();
+  EXPECT_STREQ(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
 }
 
 TEST(OpenDeviceTest, ALibraryOfAnotherBuildIsRefused) {
