@@ -106,8 +106,8 @@ absl::Status SplitExchange::ReceiveWord(int from) {
   at::Tensor value = at::from_blob(&word, {1}, at::kLong);
   RETURN_IF_ERROR(data_.Receive(kWord, value, from));
   if (word == kValuesFollow) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat(
-      "rank ", from, " gave its part of the pass up: ", absl::StatusCodeToString(static_cast<absl::StatusCode>(word))));
+  return absl::AbortedError(absl::StrCat("rank ", from, " of axis ", data_.axis(), " gave its part of the pass up: ",
+                                         absl::StatusCodeToString(static_cast<absl::StatusCode>(word))));
 }
 
 absl::Status SplitExchange::Send(const char* name, const at::Tensor& values, int to) {

@@ -5,9 +5,13 @@
 
 namespace stemma::worker {
 
-bool IsExchange(OperationKind kind) { return kind >= OperationKind::kSend; }
+bool IsExchange(OperationKind kind) {
+  return kind == OperationKind::kSend || kind == OperationKind::kReceive || kind == OperationKind::kGather ||
+         kind == OperationKind::kReduce;
+}
 bool IsJoin(OperationKind kind) {
-  return kind >= OperationKind::kJoinForward && kind <= OperationKind::kJoinPrefixBackward;
+  return kind == OperationKind::kJoinForward || kind == OperationKind::kJoinBackward ||
+         kind == OperationKind::kJoinPrefixForward || kind == OperationKind::kJoinPrefixBackward;
 }
 bool IsNumbered(OperationKind kind) {
   return kind == OperationKind::kWaveForward || kind == OperationKind::kWaveBackward || IsJoin(kind) ||
