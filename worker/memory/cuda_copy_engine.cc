@@ -71,7 +71,10 @@ absl::StatusOr<bool> CudaCopyEngine::Done(CopyTicket ticket) {
   absl::Status status = copy.start;
   if (status.ok()) {
     const cudaError_t error = cudaEventQuery(copy.ended);
-    if (error == cudaErrorNotReady) return false;
+    if (error == cudaErrorNotReady) {
+      (void)cudaGetLastError();  // it is an answer, and no error of the next launch
+      return false;
+    }
     status = CudaStatus(error, "cudaEventQuery");
   }
   End(ticket);

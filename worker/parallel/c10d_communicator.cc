@@ -149,7 +149,11 @@ C10dCommunicator::Route C10dCommunicator::RouteOf(const CollectiveCall& call) co
   if (tensor.is_cpu()) return {*backends_.host, call.peer};
   const bool sends = call.kind == CollectiveKind::kSend, is_message = sends || call.kind == CollectiveKind::kReceive;
   const auto& pairs = sends ? backends_.to : backends_.from;
-  if (!is_message || pairs.empty()) return {*backends_.device, call.peer};
+  if (!is_message || pairs.empty()) {
+    CHECK(backends_.device != nullptr) << call.name << ": axis " << axis() << " carries no " << KindName(call.kind)
+                                       << " of tensors on " << tensor.device();
+    return {*backends_.device, call.peer};
+  }
   const auto& pair = pairs[static_cast<size_t>(call.peer)];
   CHECK(pair != nullptr) << call.name << ": ranks " << rank() << " and " << call.peer << " of axis " << axis()
                          << " are no neighbours";

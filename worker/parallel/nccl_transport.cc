@@ -37,8 +37,7 @@ class NcclTransport final : public Transport {
     AxisBackends backends = host_->Connect(part("host"), axis);
     TellNccl(axis.own_host);
     const auto connect = [this](const auto& of_ranks, const AxisRank& ranks) { return ConnectDevice(of_ranks, ranks); };
-    backends.device = connect(part("device"), axis);
-    if (axis.pairs_apart) ConnectPairs(part("pairs"), axis, connect, backends);
+    ConnectOnDevice(part("device"), axis, connect, backends);
     return backends;
   }
 

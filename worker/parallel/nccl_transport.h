@@ -8,7 +8,8 @@
 // before: PyTorch's watchdog logs it, and the server ends the generation (cuda_environment.h).
 //
 // A stream runs one call after the other, and a message there waits for its peer's. On an axis whose pairs are apart
-// each pair of neighbours has a communicator of NCCL, with a stream of its own, for each direction.
+// each pair of neighbours has a communicator of NCCL, with a stream of its own, for each direction, and all ranks
+// together have none.
 //
 // NCCL listens on the interface of the rank's address, unless NCCL_SOCKET_IFNAME names another. Connecting writes to
 // the environment (cuda_environment.h): the engine's thread does it, before the first step.

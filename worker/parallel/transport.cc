@@ -5,8 +5,9 @@
 #include "absl/strings/str_cat.h"
 
 namespace stemma::worker {
+namespace {
 
-void ConnectPairs(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis, const ConnectPair& connect,
+void ConnectPairs(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis, const ConnectRanks& connect,
                   AxisBackends& backends) {
   backends.to.resize(static_cast<size_t>(axis.size));
   backends.from.resize(static_cast<size_t>(axis.size));
@@ -28,6 +29,14 @@ void ConnectPairs(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& 
     one_way(rank, next);
     one_way(next, rank);
   }
+}
+
+}  // namespace
+
+void ConnectOnDevice(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis, const ConnectRanks& connect,
+                     AxisBackends& backends) {
+  if (axis.pairs_apart) return ConnectPairs(store, axis, connect, backends);
+  backends.device = connect(store, axis);
 }
 
 }  // namespace stemma::worker

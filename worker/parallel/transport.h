@@ -16,7 +16,8 @@ namespace stemma::worker {
 struct AxisRank {
   std::string axis;
   int rank = 0, size = 1;
-  bool pairs_apart = false;  // messages of different pairs, or directions, wait for each other nowhere: AxisGroup
+  bool pairs_apart = false;  // messages of different pairs, or directions, wait for each other nowhere: AxisGroup; a
+                             // device's tensors go in messages alone
   std::string own_host;      // IP literal of this process, on which it may listen
   std::chrono::milliseconds join_timeout, collective_timeout;
 };
@@ -24,7 +25,7 @@ struct AxisRank {
 // What connects one rank to the others of its axis.
 struct AxisBackends {
   c10::intrusive_ptr<c10d::Backend> host;    // carries tensors of the CPU
-  c10::intrusive_ptr<c10d::Backend> device;  // those of a device; null: there is none but the CPU
+  c10::intrusive_ptr<c10d::Backend> device;  // those of a device; null: there is none but the CPU, or pairs are apart
   // Carry a device's messages to and from each rank, as a group of two, of which the sender is the first. Empty:
   // `device` carries them. Null: the ranks are no neighbours on the axis, whose last rank is the first one's, and send
   // nothing.
@@ -42,12 +43,13 @@ class Transport {
   virtual AxisBackends Connect(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis) const = 0;
 };
 
-// Connects two ranks, of which this one is `pair.rank`.
-using ConnectPair = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,
-                                                                    const AxisRank& pair)>;
+// Connects all ranks of an axis, or two of them, with a backend of the device.
+using ConnectRanks = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::intrusive_ptr<c10d::Store>& store,
+                                                                     const AxisRank& ranks)>;
 
-// Fills `to` and `from` for a transport whose backend runs one message after the other.
-void ConnectPairs(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis, const ConnectPair& connect,
-                  AxisBackends& backends);
+// Fills what carries a device's tensors, for a transport whose backend runs one message after the other: where pairs
+// are apart `to` and `from`, else `device`.
+void ConnectOnDevice(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis, const ConnectRanks& connect,
+                     AxisBackends& backends);
 
 }  // namespace stemma::worker

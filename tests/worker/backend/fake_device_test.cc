@@ -18,8 +18,12 @@
 #include "tests/testing/late_copies.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/synthetic.h"
+#include "tests/worker/backend/cuda/attention/fake_flash_calls.h"
 #include "worker/backend/composed/composed_backend.h"
 #include "worker/backend/cpu/cpu_backend.h"
+#include "worker/backend/cuda/attention/bucketed_calls.h"
+#include "worker/backend/cuda/attention/composed_attention_kernels.h"
+#include "worker/backend/cuda/attention/flash_attention.h"
 
 namespace stemma::testing {
 namespace {
@@ -158,6 +162,55 @@ TEST_P(FakeDeviceTest, AStepIsTheCpusAndWaitsOncePerWave) {
     // Beside them, one at the end of the step's pass, and one for the gradient norm.
     EXPECT_LE(fake->waits_of_prepare, waits + 2);
   }
+}
+
+// A library of attention on the device: it may follow pointers there, as its kernels do, and nothing around it may.
+class FlashOnFakeDevice final : public worker::cuda::FlashCalls {
+ public:
+  bool Takes(at::ScalarType dtype, int64_t head_size) const override { return fake_.Takes(dtype, head_size); }
+  worker::cuda::CallOutput Forward(const worker::cuda::AttentionCall& call) const override {
+    const OpenFakeMemory open;
+    return fake_.Forward(call);
+  }
+  worker::cuda::CallGradients Backward(const worker::cuda::AttentionCall& call,
+                                       const worker::cuda::CallBackward& saved) const override {
+    const OpenFakeMemory open;
+    return fake_.Backward(call, saved);
+  }
+  int64_t count() const { return static_cast<int64_t>(fake_.asked().size()); }
+
+ private:
+  const FakeFlashCalls fake_;
+};
+
+// The CUDA backend's attention, with all that stands between the engine and the libraries.
+TEST_P(FakeDeviceTest, AStepOverFlashAttentionIsTheCpusAndWaitsOncePerWave) {
+  const FlashOnFakeDevice packed, dense;
+  const worker::cuda::BucketedCalls bucketed(dense);
+  worker::cuda::FlashAttentionOptions options{.kernels = worker::cuda::ComposedAttentionKernels(),
+                                              .num_multiprocessors = 4};
+  options.dense = &bucketed;
+  options.flops_of_plans = 1;  // some calls come before a plan pays
+  for (const bool causal : {false, true}) {
+    options.admitted.Admit({.family = {4, 2, 8, at::kDouble, causal},
+                            .max_batch = 4,
+                            .min_rows = 128,
+                            .max_rows = 128,
+                            .min_keys = 1,
+                            .max_keys = 64});
+  }
+  for (const v1::Schedule schedule : {v1::REUSE, v1::DENSE}) {
+    const auto cpu = RunOn(MakeCpuBackend(), GetParam(), {schedule});
+    Backend backend = MakeFakeDeviceBackend();
+    backend.attention = std::make_shared<worker::cuda::FlashAttention>(packed, options);
+    const auto fake = RunOn(std::move(backend), GetParam(), {schedule});
+    ASSERT_TRUE(cpu.ok() && fake.ok()) << cpu.status() << fake.status();
+    EXPECT_LE(WorstError(fake->gradients, cpu->gradients), 1e-12);
+    EXPECT_LE(WorstError(fake->weights, cpu->weights), 1e-12);
+    for (const Waits& operation : fake->waits) EXPECT_LE(operation.count, 1) << operation.phase;
+  }
+  EXPECT_GT(packed.count(), 0);
+  EXPECT_GT(dense.count(), 0);
 }
 
 TEST_P(FakeDeviceTest, AWavesNumbersAreReadWhenTheNextWavesAreOnTheirWay) {

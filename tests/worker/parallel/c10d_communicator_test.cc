@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 #include <vector>
 
@@ -104,6 +105,32 @@ TEST(C10dCommunicator, AMessageOfADeviceIsNotTheAllocatorsMemoryAndStaysUntilIts
   at::Tensor on_host = at::ones({2}, at::kFloat);
   ASSERT_TRUE(ranks.Send("h", on_host, 1).ok());
   EXPECT_EQ(StorageOf(host->kept).unsafeGetStorageImpl(), StorageOf(on_host).unsafeGetStorageImpl());
+}
+
+// All of an axis whose pairs are apart carry nothing of a device together, and say so.
+TEST(C10dCommunicator, AnAxisWhosePairsAreApartHasNoBackendOfAllOnTheDevice) {
+  std::vector<std::string> connected;
+  worker::AxisBackends backends;
+  backends.host = c10::make_intrusive<KeepingBackend>();
+  const auto connect = [&](const auto& /*store*/, const worker::AxisRank& ranks) {
+    connected.push_back(ranks.axis);
+    return c10::make_intrusive<KeepingBackend>();
+  };
+  worker::AxisRank axis;
+  axis.axis = "pp";
+  axis.size = 2;
+  axis.pairs_apart = true;
+  worker::ConnectOnDevice(c10::make_intrusive<c10d::HashStore>(), axis, connect, backends);
+  EXPECT_EQ(connected, (std::vector<std::string>{"pp.0to1", "pp.1to0"}));
+  at::Tensor values = at::ones({2}, MakeFakeDeviceBackend().options(at::kFloat));
+  worker::C10dCommunicator ranks("pp", backends, absl::Seconds(1));
+  EXPECT_TRUE(ranks.Send("s", values, 1).ok());
+  EXPECT_DEATH({ ranks.AllReduceSum("sum", values).IgnoreError(); },
+               "sum: axis pp carries no all-reduce of tensors on");
+  axis.pairs_apart = false;
+  worker::ConnectOnDevice(c10::make_intrusive<c10d::HashStore>(), axis, connect, backends = {});
+  EXPECT_EQ(connected.back(), "pp");
+  EXPECT_NE(backends.device, nullptr);
 }
 
 std::string TextOf(const std::string& what) {

@@ -94,16 +94,12 @@ class FakeDeviceTransport final : public worker::Transport {
   at::Device device() const override { return device_; }
 
   worker::AxisBackends Connect(const intrusive_ptr<c10d::Store>& store, const worker::AxisRank& axis) const override {
-    const auto connect = [&](const char* name) {
-      return host_->Connect(c10::make_intrusive<c10d::PrefixStore>(name, store), axis).host;
+    const auto part = [&](const char* name) { return c10::make_intrusive<c10d::PrefixStore>(name, store); };
+    worker::AxisBackends backends = host_->Connect(part("host"), axis);
+    const auto connect = [this](const auto& of_ranks, const worker::AxisRank& ranks) {
+      return c10::make_intrusive<FakeDeviceBackend>(host_->Connect(of_ranks, ranks).host);
     };
-    worker::AxisBackends backends;
-    backends.host = connect("host");
-    backends.device = c10::make_intrusive<FakeDeviceBackend>(connect("device"));
-    const auto connect_pair = [this](const auto& of_pair, const worker::AxisRank& pair) {
-      return c10::make_intrusive<FakeDeviceBackend>(host_->Connect(of_pair, pair).host);
-    };
-    if (axis.pairs_apart) worker::ConnectPairs(store, axis, connect_pair, backends);
+    worker::ConnectOnDevice(part("device"), axis, connect, backends);
     return backends;
   }
 

@@ -33,7 +33,8 @@ TEST(NcclTransport, RefusesADeviceThatIsNotThere) {
   }
 }
 
-// Every collective with tensors of the device, and with tensors of the host on the same axis.
+// Every collective with tensors of the device, or messages alone where pairs are apart; and every one with tensors of
+// the host on the same axis.
 ProgramResult RunOn(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, bool pairs_apart) {
   const auto transport = worker::MakeNcclTransport(rank);
   if (!transport.ok()) return {{transport.status().ToString()}, "", ""};
@@ -46,7 +47,8 @@ ProgramResult RunOn(const c10::intrusive_ptr<c10d::Store>& store, int rank, int 
                               .join_timeout = std::chrono::minutes(1),
                               .collective_timeout = std::chrono::minutes(1)};
   worker::C10dCommunicator ranks("dp", (*transport)->Connect(store, axis), absl::Minutes(1));
-  ProgramResult result = RunRankProgram(ranks, kSeed, (*transport)->device());
+  ProgramResult result = pairs_apart ? RunMessageProgram(ranks, kSeed, (*transport)->device())
+                                     : RunRankProgram(ranks, kSeed, (*transport)->device());
   const ProgramResult on_host = RunRankProgram(ranks, kSeed, at::kCPU);
   result.failures.insert(result.failures.end(), on_host.failures.begin(), on_host.failures.end());
   return result;

@@ -40,12 +40,23 @@ class RankProgram {
       }
     }
     Agree();
+    return End();
+  }
+
+  ProgramResult RunMessages() {
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kByte}) {
+      for (const int64_t count : {int64_t{0}, int64_t{1}, DrawCount(5000)}) PassAround(type, count);
+    }
+    return End();
+  }
+
+ private:
+  ProgramResult End() {
     result_.common_digest = common_.FinishHex();
     result_.own_digest = own_.FinishHex();
     return std::move(result_);
   }
 
- private:
   int64_t DrawCount(int64_t max) { return std::uniform_int_distribution<int64_t>(2, max)(sizes_); }
 
   // What rank `rank` brings to the `draw`-th collective: every rank can compute that of the others.
@@ -166,6 +177,7 @@ class RankProgram {
     Expect(ranks_.Receive("around", values, previous), "receive");
     if (ranks_.rank() != 0) Expect(ranks_.Send("around", values, next), "send");
     ExpectEqual(values, Values(0, type, count, draw), "sent around");
+    Add(common_, values);
   }
 
   void Agree() {
@@ -215,6 +227,10 @@ class RankProgram {
 
 ProgramResult RunRankProgram(worker::Communicator& ranks, uint64_t seed, at::Device device) {
   return RankProgram(ranks, seed, device).Run();
+}
+
+ProgramResult RunMessageProgram(worker::Communicator& ranks, uint64_t seed, at::Device device) {
+  return RankProgram(ranks, seed, device).RunMessages();
 }
 
 }  // namespace stemma::testing

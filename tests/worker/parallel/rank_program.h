@@ -21,4 +21,7 @@ struct ProgramResult {
 // `device`: of the tensors that cross ranks. REQUIRES: every rank is given the same seed.
 ProgramResult RunRankProgram(worker::Communicator& ranks, uint64_t seed, at::Device device = at::kCPU);
 
+// The same of messages alone: all that an axis whose pairs are apart carries of a device.
+ProgramResult RunMessageProgram(worker::Communicator& ranks, uint64_t seed, at::Device device);
+
 }  // namespace stemma::testing

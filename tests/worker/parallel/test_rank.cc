@@ -80,8 +80,10 @@ int RunDevicePrograms(Rendezvous& rendezvous, const Arguments& arguments) {
   for (const bool pairs_apart : {false, true}) {
     auto ranks = rendezvous.Connect(pairs_apart ? "pp" : "dp", arguments.rank, arguments.size, *transport, pairs_apart);
     if (!ranks.ok()) return Failed(ranks.status());
-    PrintDigests(RunRankProgram(**ranks, arguments.seed, transport->device()));
     PrintDigests(RunRankProgram(**ranks, arguments.seed, at::kCPU));
+    if (!pairs_apart) PrintDigests(RunRankProgram(**ranks, arguments.seed, transport->device()));
+    PrintDigests(RunMessageProgram(**ranks, arguments.seed, at::kCPU));
+    PrintDigests(RunMessageProgram(**ranks, arguments.seed, transport->device()));
   }
   return 0;
 }

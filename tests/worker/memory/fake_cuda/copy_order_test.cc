@@ -127,6 +127,20 @@ TEST(CopyOrderTest, NoByteIsUsedBeforeItHasComeAndNoMemoryBeforeItsLastReader) {
   }
 }
 
+// The next launch, which asks for the last error, would take it for its own.
+TEST(CopyOrderTest, ACopyThatIsNotDoneLeavesNoErrorBehind) {
+  int not_done = 0;
+  for (uint32_t seed = kSeed; seed < kSeed + 20; ++seed) {
+    StartFakeRuntime(seed);
+    const auto engine = CudaCopyEngine::Create(FakeComputeStream()).value();
+    int from = 1, to = 0;
+    for (int i = 0; i < 9; ++i) FakeLaunch([] {});
+    const CopyTicket ticket = engine->StartCopyOut({{&from, &to, sizeof(int)}});
+    for (; !engine->Done(ticket).value(); ++not_done) EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  }
+  EXPECT_GT(not_done, 0);
+}
+
 // Negative controls: either order that the engine makes, left out, is seen.
 int WrongWith(FakeFault fault) {
   int wrong = 0;

@@ -29,6 +29,7 @@ struct Runtime {
   std::map<cudaEvent_t, Event> events;
   cudaStream_t compute = nullptr;
   int64_t misuses = 0;
+  cudaError_t last_error = cudaSuccess;  // of an event that was not reached; CUDA keeps it as any other
   uintptr_t next_handle = 1;
 };
 
@@ -115,7 +116,7 @@ extern "C" {
 
 const char* cudaGetErrorName(cudaError_t) { return "cudaErrorInvalidValue"; }
 const char* cudaGetErrorString(cudaError_t) { return "invalid argument"; }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return std::exchange(stemma::testing::runtime.last_error, cudaSuccess); }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int /*flags*/) {
   *stream = stemma::testing::NewHandle<cudaStream_t>();
@@ -178,7 +179,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   const auto* found = stemma::testing::FindEvent(event);
   if (found == nullptr) return cudaErrorInvalidValue;
   stemma::testing::RunSome();
-  return found->reached == found->recorded ? cudaSuccess : cudaErrorNotReady;
+  if (found->reached == found->recorded) return cudaSuccess;
+  return stemma::testing::runtime.last_error = cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {

@@ -96,7 +96,8 @@ at::Tensor Scores(const AttentionCall& call, const at::Tensor& q_SHE, const at::
   const int64_t rows = q_SHE.size(0), keys = k_HCE.size(1);
   const at::Tensor scores = at::matmul(Acc(q_SHE).transpose(0, 1), k_HCE.transpose(1, 2)) * call.scale;
   if (!call.causal) return scores;
-  return scores.masked_fill(at::ones({rows, keys}, at::kBool).triu(keys - rows + 1), -kInfinity);
+  const at::Tensor all = at::ones({rows, keys}, scores.options().dtype(at::kBool));
+  return scores.masked_fill(all.triu(keys - rows + 1), -kInfinity);
 }
 
 // [H, C, E] in Acc -> [C, K, E], each head rounded before heads are summed.
