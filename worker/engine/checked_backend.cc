@@ -34,11 +34,13 @@ Backend CheckedBackend(const Device& device, const BackendRequest& request, cons
   const DeviceIdentity identity = device.identity();
   if (identity.name.empty()) return backend;
   CheckFingerprint fingerprint = FingerprintOf(identity, request, backend);
+  const bool is_cpu = backend.device.is_cpu();
   return RunSelfCheck({.candidate = std::move(backend),
                        .reference = {ComposedKernels(), MakeComposedAttention()},
                        .dtype = request.run_dtype,
                        .fingerprint = std::move(fingerprint),
-                       .data_directory = data_directory});
+                       .data_directory = data_directory,
+                       .large_cases = !is_cpu});
 }
 
 }  // namespace stemma::worker

@@ -55,25 +55,6 @@ FlashAttentionOptions AttentionOptions() {
   return options;
 }
 
-// cuDNN makes a plan for every exact length, in 25 to 45 ms: rows come in buckets, and of a prefix's keys,
-// which cannot be padded, it is given those up to a multiple of 128.
-constexpr int64_t kDenseRowsMax = 65536, kDenseBatchMax = 64, kKeysMultiple = 128;
-
-// The shapes of the run's own heads, which the self-check tries at some lengths.
-AdmittedShapes ShapesOf(const BackendRequest& request) {
-  AdmittedShapes shapes;
-  for (const bool causal : {false, true}) {
-    shapes.Admit({.family = {request.num_heads, request.num_kv_heads, request.head_size, request.run_dtype, causal},
-                  .max_batch = kDenseBatchMax,
-                  .min_rows = BucketOfRows(1),
-                  .max_rows = kDenseRowsMax,
-                  .min_keys = kKeysMultiple,
-                  .max_keys = kDenseRowsMax,
-                  .keys_multiple = kKeysMultiple});
-  }
-  return shapes;
-}
-
 // The libraries are stateless, and outlive every op.
 const FlashCalls& Fa2() {
   static const Fa2Calls calls;
@@ -89,7 +70,7 @@ std::vector<AttentionStrategy> FasterAttention(const BackendRequest& request) {
   if (!BucketedCudnn().Takes(request.run_dtype, request.head_size)) return {};
   FlashAttentionOptions options = AttentionOptions();
   options.dense = &BucketedCudnn();
-  options.admitted = ShapesOf(request);
+  options.admitted = ShapesOfHeads({request.num_heads, request.num_kv_heads, request.head_size, request.run_dtype});
   // The check tries it at once, in every case.
   const auto checked = std::make_shared<FlashAttention>(Fa2(), options);
   options.flops_of_plans = kFlopsOfPlans;

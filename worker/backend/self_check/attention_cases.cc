@@ -1,7 +1,9 @@
-// Attention: spans of odd and whole lengths, with and without an ancestor, several ancestors, one row, one key, scores
-// of which one outweighs all others, and passes without gradients.
+// Attention: spans of odd, whole and equal lengths, with and without an ancestor, several ancestors, those that lie
+// behind each other in memory, one row, one key, scores of which one outweighs all others, scores far below zero, a
+// long span, and passes without gradients. Every form of call that a run's attention makes is made by some case.
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +23,8 @@ struct AttentionCase {
   std::vector<Family> families;
   CausalLayout layout = CausalLayout::kLoop;
   double query_scale = 1;
+  double score_offset = 0;  // what is added to every score
+  bool neighbours = false;  // ancestors' K, V and gradients are slices of one tensor each
   bool forward_only = false;
 
   // What gradients are compared with where they are smaller. Those of one key that outweighs all others cancel, and err
@@ -41,33 +45,85 @@ std::vector<AttentionCase> Batches() {
           {.name = "several ancestors, padded", .families = mixed, .layout = CausalLayout::kPadded},
           // Behind the keys that a library takes, the others are a call of their own.
           {.name = "a long prefix", .families = {{1253, {16, 5}}}},
-          {.name = "one query", .families = {{320, {1}}}},
-          {.name = "large scores", .families = {{320, {64}}}, .query_scale = 30},
+          // A library that takes keys by the 128 takes all of 256.
+          {.name = "one query", .families = {{256, {1}}}},
+          {.name = "large scores", .families = {{256, {64}}}, .query_scale = 30},
+          {.name = "low scores", .families = {{256, {64}}}, .score_offset = -100},
+          {.name = "equally long spans", .families = {{256, {192, 192, 192}}}},
+          // Few keys and many rows, which are cut into chunks and a rest.
+          {.name = "a short prefix", .families = {{100, {301}}}},
+          {.name = "neighbouring ancestors", .families = {{70, {40}}, {45, {33, 20}}}, .neighbours = true},
           {.name = "a forward pass", .families = mixed, .forward_only = true}};
+}
+
+// So many rows that plain operations' scores take 1 GiB in fp64, no multiple of 128.
+int64_t RowsOfLongSpan(int64_t heads) {
+  constexpr int64_t kScores = int64_t{1} << 27, kMultiple = 128, kMost = 4352;
+  const auto most = static_cast<int64_t>(std::sqrt(static_cast<double>(kScores / heads)));
+  return std::clamp<int64_t>(most / kMultiple * kMultiple, kMultiple, kMost) - 3;
 }
 
 struct Heads {
   int64_t heads, kv_heads, head_size;
 };
 
+// What every element of keys has more where scores have an offset: little, as gradients of queries are sums of it that
+// cancel. Those of queries have the rest.
+constexpr double kShareOfKeys = -1;
+double ShareOfQueries(const AttentionCase& c, int64_t head_size) {
+  return c.score_offset / kShareOfKeys / std::sqrt(static_cast<double>(head_size));
+}
+
+// Drawn values and, where scores have an offset, such a share: rows of no mean then add to no score but by the shares.
+at::Tensor WithShare(const AttentionCase& c, const at::Tensor& values, double share) {
+  return c.score_offset == 0 ? values : values - values.mean(-1, /*keepdim=*/true) + share;
+}
+
+at::Tensor DrawKeys(Operands& operands, const AttentionCase& c, at::IntArrayRef sizes) {
+  return operands.Given(WithShare(c, operands.Draw(sizes), kShareOfKeys), Numbers::kRun);
+}
+
+// K and V of so many rows, and gradients that are added to.
+AncestorKv MakeAncestor(Operands& operands, const AttentionCase& c, const Heads& heads, int64_t rows, int64_t index) {
+  const std::vector<int64_t> sizes = {rows, heads.kv_heads, heads.head_size};
+  AncestorKv kv{DrawKeys(operands, c, sizes), operands.Normal(sizes, Numbers::kRun), {}, {}};
+  if (c.forward_only) return kv;
+  const auto sum = [&](const char* name, double size) {
+    return operands.AddedTo(absl::StrCat(name, " ", index), sizes, Numbers::kAcc, 0.1, size);
+  };
+  kv.gk_CKE = sum("gk_CKE", c.key_gradient_size());
+  kv.gv_CKE = sum("gv_CKE", c.query_gradient_size());
+  return kv;
+}
+
+// The ancestors one by one, or cut from one.
+std::vector<AncestorKv> MakeAncestors(Operands& operands, const AttentionCase& c, const Heads& heads) {
+  std::vector<AncestorKv> ancestors;
+  int64_t all_rows = 0;
+  for (const Family& family : c.families) all_rows += family.ancestor_rows;
+  AncestorKv whole;
+  if (c.neighbours) whole = MakeAncestor(operands, c, heads, all_rows, 0);
+  int64_t row = 0;
+  for (const Family& family : c.families) {
+    const int64_t rows = family.ancestor_rows;
+    if (rows == 0) continue;
+    const auto slice = [&](const at::Tensor& x) { return x.narrow(0, row, rows); };
+    ancestors.push_back(
+        c.neighbours ? AncestorKv{slice(whole.k_CKE), slice(whole.v_CKE), slice(whole.gk_CKE), slice(whole.gv_CKE)}
+                     : MakeAncestor(operands, c, heads, rows, static_cast<int64_t>(ancestors.size())));
+    row += rows;
+  }
+  return ancestors;
+}
+
 AttentionBatch MakeBatch(Operands& operands, const AttentionCase& c, const Heads& heads) {
   AttentionBatch batch;
   batch.layout = c.layout;
   batch.scale = 1 / std::sqrt(static_cast<double>(heads.head_size));
-  int64_t begin = 0;
+  batch.ancestors = MakeAncestors(operands, c, heads);
+  int64_t begin = 0, ancestors = 0;
   for (const Family& family : c.families) {
-    const int64_t ancestor = family.ancestor_rows > 0 ? static_cast<int64_t>(batch.ancestors.size()) : -1;
-    if (ancestor >= 0) {
-      const std::vector<int64_t> sizes = {family.ancestor_rows, heads.kv_heads, heads.head_size};
-      AncestorKv kv{operands.Normal(sizes, Numbers::kRun), operands.Normal(sizes, Numbers::kRun), {}, {}};
-      if (!c.forward_only) {
-        kv.gk_CKE =
-            operands.AddedTo(absl::StrCat("gk_CKE ", ancestor), sizes, Numbers::kAcc, 0.1, c.key_gradient_size());
-        kv.gv_CKE =
-            operands.AddedTo(absl::StrCat("gv_CKE ", ancestor), sizes, Numbers::kAcc, 0.1, c.query_gradient_size());
-      }
-      batch.ancestors.push_back(kv);
-    }
+    const int64_t ancestor = family.ancestor_rows > 0 ? ancestors++ : -1;
     for (const int64_t rows : family.spans) {
       batch.spans.push_back({begin, begin + rows, ancestor});
       begin += rows;
@@ -79,9 +135,10 @@ AttentionBatch MakeBatch(Operands& operands, const AttentionCase& c, const Heads
 void RunAttention(const Side& side, Operands& operands, const AttentionCase& c, const Heads& heads) {
   const AttentionBatch batch = MakeBatch(operands, c, heads);
   const int64_t rows = batch.spans.back().end, width = heads.heads * heads.head_size;
-  const at::Tensor q =
-      operands.Normal({heads.heads, rows, heads.head_size}, Numbers::kRun, c.query_scale, side.queries_layout());
-  const at::Tensor k = operands.Normal({rows, heads.kv_heads, heads.head_size}, Numbers::kRun);
+  const at::Tensor q_values = WithShare(c, operands.Draw({heads.heads, rows, heads.head_size}) * c.query_scale,
+                                        ShareOfQueries(c, heads.head_size));
+  const at::Tensor q = operands.Given(q_values, Numbers::kRun, side.queries_layout());
+  const at::Tensor k = DrawKeys(operands, c, {rows, heads.kv_heads, heads.head_size});
   const at::Tensor v = operands.Normal({rows, heads.kv_heads, heads.head_size}, Numbers::kRun);
   const at::Tensor dout = operands.Normal({rows, width}, Numbers::kRun);
   operands.SpoilFreeMemory({{rows, width}, {rows, width}}, Numbers::kRun);
@@ -106,7 +163,11 @@ std::vector<Case> AttentionCases(const CheckShape& shape) {
                      [c, heads](const Side& side, Operands& operands) { RunAttention(side, operands, c, heads); }});
   };
   const std::vector<AttentionCase> batches = Batches();
-  for (const AttentionCase& c : batches) add(c, {shape.num_heads, shape.num_kv_heads, shape.head_size});
+  const Heads own = {shape.num_heads, shape.num_kv_heads, shape.head_size};
+  for (const AttentionCase& c : batches) add(c, own);
+  const int64_t rows = RowsOfLongSpan(own.heads);
+  add({.name = absl::StrCat("a prefix of ", rows, " rows"), .families = {{0, {rows}}}}, own);
+  cases.back().is_large = true;
   const AttentionCase& mixed = batches.at(4);
   for (const int64_t size : {64, 128}) {
     add(mixed, {6, 2, size});

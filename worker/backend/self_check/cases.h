@@ -27,6 +27,7 @@ struct Side {
 struct Case {
   std::string name;  // its shape: refusals begin with it
   std::function<void(const Side&, Operands&)> run;
+  bool is_large = false;  // takes a CPU long: CheckSetting
 };
 
 std::vector<Case> RmsNormForwardCases(const CheckShape& shape);

@@ -13,9 +13,11 @@ struct HeadShape {
   int64_t rows, vocab;
   bool entropy;
 };
-constexpr HeadShape kHeadShapes[] = {{1, 2, true},     {3, 1003, false}, {5, 4096, true},
-                                     {33, 257, false}, {17, 130, true},  {2, 32003, true}};
+// Rows of one and of several tiles, in packs and without; more rows than a device's grid has blocks.
+constexpr HeadShape kHeadShapes[] = {{1, 2, true},    {3, 1003, false}, {5, 12296, true}, {33, 257, false},
+                                     {17, 130, true}, {2, 32003, true}, {3200, 64, true}};
 constexpr double kInverseTemperature = 1.25;
+constexpr int64_t kLargeCount = int64_t{1} << 20;
 
 std::string HeadShapeText(const HeadShape& shape) {
   return absl::StrCat("[", shape.rows, ", ", shape.vocab, "]", shape.entropy ? " with entropy" : "");
@@ -207,13 +209,16 @@ std::vector<Case> LogitsBackwardCases(const CheckShape&) {
 
 std::vector<Case> VectorNormCases(const CheckShape&) {
   std::vector<Case> cases;
-  for (const int64_t count : {1, 1003, 4096, 100001}) {
+  for (const int64_t count :
+       {int64_t{1}, int64_t{1003}, int64_t{4096}, int64_t{100000}, int64_t{100001}, kLargeCount}) {
     for (const double scale : {1.0, 1e25}) {  // whose squares fp32 does not hold
       for (const Numbers numbers : {Numbers::kRun, Numbers::kAcc}) {
-        cases.push_back({absl::StrCat(count, " numbers of about ", scale), [=](const Side& side, Operands& operands) {
+        cases.push_back({absl::StrCat(count, " numbers of about ", scale),
+                         [=](const Side& side, Operands& operands) {
                            const at::Tensor values = operands.Normal({count}, numbers, scale);
                            side.kernels.vector_norm({values, operands.Written("norm", {1}, Numbers::kRows)[0]});
-                         }});
+                         },
+                         count == kLargeCount});
       }
     }
   }
@@ -222,13 +227,22 @@ std::vector<Case> VectorNormCases(const CheckShape&) {
 
 std::vector<Case> FirstNonfiniteCases(const CheckShape&) {
   std::vector<Case> cases;
-  const std::vector<BadNumbers> all = {
-      {1, {}},        {1, {0}}, {1003, {}}, {1003, {1002}}, {4096, {37}}, {100001, {100000}}, {100001, {70000, 90001}},
-      {257, {5, 256}}};
+  const std::vector<BadNumbers> all = {{1, {}},
+                                       {1, {0}},
+                                       {1003, {}},
+                                       {1003, {1002}},
+                                       {4096, {37}},
+                                       {100001, {100000}},
+                                       {100001, {70000, 90001}},
+                                       {257, {5, 256}},
+                                       {100000, {99999}},
+                                       {kLargeCount, {}},
+                                       {kLargeCount, {777777, kLargeCount - 1}}};
   for (const BadNumbers& bad : all) {
     for (const Numbers numbers : {Numbers::kRun, Numbers::kAcc}) {
       cases.push_back({absl::StrCat(bad.count, " numbers, ", bad.at.size(), " not finite"),
-                       [=](const Side& side, Operands& operands) { RunFirstNonfinite(side, operands, bad, numbers); }});
+                       [=](const Side& side, Operands& operands) { RunFirstNonfinite(side, operands, bad, numbers); },
+                       bad.count == kLargeCount});
     }
   }
   return cases;

@@ -15,8 +15,10 @@ struct RowShape {
   int64_t rows, width;
 };
 
-// Whole vectors and tails; rows at aligned and at odd addresses; one row; more rows than a block has warps.
-constexpr RowShape kRowShapes[] = {{1, 64}, {5, 33}, {3, 4096}, {129, 256}, {2, 130}, {9, 1027}};
+// Whole vectors and tails; rows at aligned and at odd addresses; one row; rows of several tiles, and wider than a block
+// keeps; more rows than a device's grid has blocks, which then take several in turns.
+constexpr RowShape kRowShapes[] = {{1, 64},   {5, 33},    {3, 4096},  {129, 256}, {2, 130},
+                                   {9, 1027}, {3, 14336}, {2, 16384}, {6400, 64}};
 
 std::string RowShapeText(const RowShape& shape) { return absl::StrCat("[", shape.rows, ", ", shape.width, "]"); }
 
@@ -59,6 +61,7 @@ struct QkvCase {
   bool norm = false;
   Numbers kv_gradients = Numbers::kRun;  // K's come in either dtype
   double scale = 1;                      // of the product; 1e-3: its mean square is about eps
+  bool is_large = false;
 };
 constexpr int64_t kPositions = 301;
 
@@ -77,6 +80,8 @@ std::vector<QkvCase> QkvShapes(const CheckShape& shape) {
     cases.push_back({33, 6, 2, size, true, Numbers::kAcc});
     cases.push_back({7, 3, 3, size, false, Numbers::kAcc});
   }
+  // More rows of heads than a device's grid has tiles.
+  for (const bool norm : {false, true}) cases.push_back({20000, 6, 2, 8, norm, Numbers::kRun, 1, /*is_large=*/true});
   return cases;
 }
 
@@ -230,7 +235,8 @@ std::vector<Case> SwigluBackwardCases(const CheckShape&) {
 std::vector<Case> QkvForwardCases(const CheckShape& shape) {
   std::vector<Case> cases;
   for (const QkvCase& c : QkvShapes(shape)) {
-    cases.push_back({RowShapeText(c), [c](const Side& side, Operands& operands) { RunQkvForward(side, operands, c); }});
+    cases.push_back(
+        {RowShapeText(c), [c](const Side& side, Operands& operands) { RunQkvForward(side, operands, c); }, c.is_large});
   }
   return cases;
 }
@@ -238,8 +244,8 @@ std::vector<Case> QkvForwardCases(const CheckShape& shape) {
 std::vector<Case> QkvBackwardCases(const CheckShape& shape) {
   std::vector<Case> cases;
   for (const QkvCase& c : QkvShapes(shape)) {
-    cases.push_back(
-        {RowShapeText(c), [c](const Side& side, Operands& operands) { RunQkvBackward(side, operands, c); }});
+    cases.push_back({RowShapeText(c), [c](const Side& side, Operands& operands) { RunQkvBackward(side, operands, c); },
+                     c.is_large});
   }
   return cases;
 }

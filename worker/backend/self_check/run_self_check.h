@@ -19,6 +19,7 @@ struct SelfCheckOptions {
   at::ScalarType dtype;          // of the run
   CheckFingerprint fingerprint;  // its dtype and shape, too
   std::string data_directory;    // empty: no record is read or written
+  bool large_cases = true;       // as in CheckSetting
 };
 
 // Returns the backend to compute with: the candidate, with what is refused replaced and named in kernels_off. Throws as

@@ -102,8 +102,14 @@ struct Sides {
   Side candidate, reference;
 };
 
+// What one case found, and whether the candidate threw.
+struct CaseResult {
+  Difference difference;
+  bool threw = false;
+};
+
 // Runs one case on both sides. Nothing of an earlier case is left in the device's queue when this returns.
-Difference RunCase(const Case& one, const Sides& sides, const OperandsOptions& options, const Tolerances& tolerances) {
+CaseResult RunCase(const Case& one, const Sides& sides, const OperandsOptions& options, const Tolerances& tolerances) {
   OperandsOptions of_reference = options;
   of_reference.is_reference = true;
   Operands expected(of_reference), actual(options);
@@ -115,19 +121,23 @@ Difference RunCase(const Case& one, const Sides& sides, const OperandsOptions& o
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::Error& error) {
-    return {.error = 0, .tolerance = 0, .reason = absl::StrCat("fails: ", FirstLine(error.what_without_backtrace()))};
+    const std::string reason = absl::StrCat("fails: ", FirstLine(error.what_without_backtrace()));
+    return {.difference = {.error = 0, .tolerance = 0, .reason = reason}, .threw = true};
   }
-  return actual.CompareWith(expected, tolerances);
+  return {.difference = actual.CompareWith(expected, tolerances), .threw = false};
 }
 
 CheckResult RunEntry(const Entry& entry, const Sides& sides, at::Device device, const CheckSetting& setting) {
   const double begin_s = RealClock().MonotonicSeconds();
   const Tolerances tolerances = entry.tolerances(setting.dtype);
   Difference worst;
+  bool threw = false;
   OperandsOptions options{.device = device, .run_dtype = setting.dtype, .seed = kSeed};
   for (const Case& one : entry.cases(setting.shape)) {
     ++options.seed;
-    Difference difference = RunCase(one, sides, options, tolerances);
+    if (one.is_large && !setting.large_cases) continue;
+    auto [difference, case_threw] = RunCase(one, sides, options, tolerances);
+    threw = threw || case_threw;
     if (!difference.reason.empty()) difference.reason = absl::StrCat(one.name, ": ", difference.reason);
     if (difference.IsWorseThan(worst)) worst = std::move(difference);
   }
@@ -136,6 +146,7 @@ CheckResult RunEntry(const Entry& entry, const Sides& sides, at::Device device, 
           .worst_error = worst.error,
           .tolerance = worst.tolerance,
           .reason = worst.reason,
+          .threw = threw,
           .seconds = RealClock().MonotonicSeconds() - begin_s};
 }
 

@@ -28,6 +28,7 @@ struct CheckShape {
 struct CheckSetting {
   at::ScalarType dtype;  // of the run
   CheckShape shape = {};
+  bool large_cases = true;  // those that fill a device, and take a CPU long
 };
 
 // What an entry is compared with, and what replaces it.
@@ -41,6 +42,7 @@ struct CheckResult {
   bool admitted = true;
   double worst_error = 0, tolerance = 0;  // of the operand that came nearest to its tolerance, or passed it
   std::string reason = {};                // of a refusal: which operands, what was seen
+  bool threw = false;                     // a call of it did: what may pass, and is not kept in a record
   double seconds = 0;                     // that both sides and the comparison took
 
   bool operator==(const CheckResult&) const = default;

@@ -49,7 +49,8 @@ class RunSelfCheckTest : public ::testing::Test {
             .fingerprint = {.device_name = "CPU",
                             .dtype = "fp32",
                             .shape = {.num_heads = 4, .num_kv_heads = 2, .head_size = 8}},
-            .data_directory = directory_};
+            .data_directory = directory_,
+            .large_cases = false};
   }
 
   std::string directory_;
@@ -68,6 +69,19 @@ TEST_F(RunSelfCheckTest, ASecondStartOnTheSameReadsWhatTheFirstFound) {
   EXPECT_EQ(first.kernels_off[0].kernel, "loss");
   EXPECT_EQ(second.kernels_off[0].reason, first.kernels_off[0].reason);
   EXPECT_EQ(second.kernels.loss, ComposedKernels().loss);
+}
+
+// cuDNN or cuBLAS may find no memory while another process still holds the device.
+TEST_F(RunSelfCheckTest, AKernelThatThrewIsTriedAgainAtTheNextStart) {
+  Backend failing = MakeCpuBackend();
+  Break("loss", Fault::kThrows, failing);
+  const Backend first = RunSelfCheck(Options(failing));
+  ASSERT_EQ(first.kernels_off.size(), 1u);
+  EXPECT_EQ(first.kernels_off[0].kernel, "loss");
+  EXPECT_THAT(RunSelfCheck(Options(MakeCpuBackend())).kernels_off, IsEmpty());
+  const int calls = logits_calls;
+  EXPECT_THAT(RunSelfCheck(Options(MakeCpuBackend())).kernels_off, IsEmpty());
+  EXPECT_EQ(logits_calls, calls) << "what was right is kept";
 }
 
 TEST_F(RunSelfCheckTest, AnotherDriverChecksAgain) {

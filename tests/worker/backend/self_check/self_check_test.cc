@@ -29,7 +29,7 @@ Reference Composed() { return {.kernels = ComposedKernels(), .attention = MakeCo
 
 // Small heads: the tests' time goes into attention.
 CheckSetting Setting(at::ScalarType dtype) {
-  return {.dtype = dtype, .shape = {.num_heads = 6, .num_kv_heads = 2, .head_size = 32}};
+  return {.dtype = dtype, .shape = {.num_heads = 6, .num_kv_heads = 2, .head_size = 32}, .large_cases = false};
 }
 
 std::set<std::string> Refused(const std::vector<CheckResult>& results) {
@@ -241,10 +241,25 @@ TEST(SelfCheckReasonTest, GradientsOfAMergeByPartsAreSeen) {
 TEST(SelfCheckReasonTest, AttentionThatRoundsAsFlashKernelsDoIsAdmitted) {
   for (const CheckShape& shape : {CheckShape{6, 2, 32}, CheckShape{8, 8, 64}, CheckShape{16, 2, 128}}) {
     const CheckResult result = CheckAttention("attention", *MakeRoundingAttention(), MakeCpuBackend(), Composed(),
-                                              {.dtype = at::kBFloat16, .shape = shape});
+                                              {.dtype = at::kBFloat16, .shape = shape, .large_cases = false});
     EXPECT_TRUE(result.admitted) << result.reason;
     // Half of what is taken: a real kernel sums in another order.
     EXPECT_LE(result.worst_error, result.tolerance / 2) << shape.head_size;
+  }
+}
+
+TEST(SelfCheckReasonTest, AKernelThatThrewInAnyCaseSaysSo) {
+  Backend backend = MakeCpuBackend();
+  backend.kernels.logits = [](const LogitsOperands& args) {
+    TORCH_CHECK(args.hidden_TD.size(0) != 1, "CUBLAS_STATUS_ALLOC_FAILED");
+    ComposedKernels().logits(args);
+    args.logits_TV.mul_(2);  // is off in the other cases
+  };
+  ASSERT_TRUE(Break("loss", Fault::kScaled, backend));
+  const std::vector<CheckResult> results = CheckBackend(backend, Composed(), Setting(at::kFloat));
+  for (const CheckResult& result : results) {
+    EXPECT_EQ(result.threw, result.kernel == "logits") << result.kernel;
+    EXPECT_EQ(result.admitted, result.kernel != "logits" && result.kernel != "loss") << result.kernel;
   }
 }
 

@@ -7,6 +7,8 @@
 namespace stemma::worker::cuda {
 namespace {
 
+constexpr int64_t kDenseRowsMax = 65536, kDenseBatchMax = 64, kKeysMultiple = 128;
+
 int64_t RoundUp(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 bool Contains(const AdmittedLengths& lengths, const DenseShape& shape) {
@@ -34,6 +36,21 @@ int64_t AdmittedShapes::MostKeys(const DenseShape& shape) const {
     if (Contains(lengths, first)) most = std::max(most, first.keys);
   }
   return most;
+}
+
+AdmittedShapes ShapesOfHeads(ShapeFamily family) {
+  AdmittedShapes shapes;
+  for (const bool causal : {false, true}) {
+    family.causal = causal;
+    shapes.Admit({.family = family,
+                  .max_batch = kDenseBatchMax,
+                  .min_rows = BucketOfRows(1),
+                  .max_rows = kDenseRowsMax,
+                  .min_keys = kKeysMultiple,
+                  .max_keys = kDenseRowsMax,
+                  .keys_multiple = kKeysMultiple});
+  }
+  return shapes;
 }
 
 }  // namespace stemma::worker::cuda

@@ -51,4 +51,9 @@ class AdmittedShapes {
   std::vector<AdmittedLengths> lengths_;
 };
 
+// The shapes of a run's own heads, which the self-check tries at some lengths: causal calls and calls without a mask,
+// whatever `family` says. Of a prefix's keys, which cannot be padded, the library is given those up to a multiple of
+// 128.
+AdmittedShapes ShapesOfHeads(ShapeFamily family);
+
 }  // namespace stemma::worker::cuda

@@ -1,22 +1,21 @@
 #include "worker/backend/cuda/kernels/grid.h"
 #include "worker/backend/cuda/kernels/head.h"
 #include "worker/backend/cuda/kernels/launch.h"
+#include "worker/backend/cuda/kernels/launch_sizes.h"
 #include "worker/backend/cuda/kernels/team.h"
 
 namespace stemma::worker::cuda {
 namespace {
 
-constexpr int kMaxThreads = 512;
-
 template <int V>
-__global__ void __launch_bounds__(kMaxThreads) HeadForwardKernel(const HeadForwardArgs args) {
+__global__ void __launch_bounds__(kHeadThreads) HeadForwardKernel(const HeadForwardArgs args) {
   __shared__ BlockScratch scratch;
   BlockTeam team(scratch);
   HeadForward<V>(team, args);
 }
 
 template <typename Out, int V>
-__global__ void __launch_bounds__(kMaxThreads) HeadBackwardKernel(const HeadBackwardArgs args) {
+__global__ void __launch_bounds__(kHeadThreads) HeadBackwardKernel(const HeadBackwardArgs args) {
   __shared__ BlockScratch scratch;
   BlockTeam team(scratch);
   HeadBackward<Out, V>(team, args);
@@ -26,12 +25,12 @@ __global__ void __launch_bounds__(kMaxThreads) HeadBackwardKernel(const HeadBack
 
 cudaError_t LaunchHeadForward(const HeadForwardArgs& args, cudaStream_t stream) {
   if (args.rows == 0) return cudaSuccess;
-  const unsigned blocks = NumBlocks(args.rows, 16);
+  const unsigned blocks = NumBlocks(args.rows, kHeadBlocks);
   if (HeadUsesVectors(args)) {
-    const unsigned threads = NumThreads(args.vocab / kHeadVector, kMaxThreads);
+    const unsigned threads = NumThreads(args.vocab / kHeadVector, kHeadThreads);
     HeadForwardKernel<kHeadVector><<<blocks, threads, 0, stream>>>(args);
   } else {
-    HeadForwardKernel<1><<<blocks, NumThreads(args.vocab, kMaxThreads), 0, stream>>>(args);
+    HeadForwardKernel<1><<<blocks, NumThreads(args.vocab, kHeadThreads), 0, stream>>>(args);
   }
   return cudaGetLastError();
 }
@@ -39,12 +38,12 @@ cudaError_t LaunchHeadForward(const HeadForwardArgs& args, cudaStream_t stream) 
 template <typename Out>
 cudaError_t LaunchHeadBackward(const HeadBackwardArgs& args, cudaStream_t stream) {
   if (args.rows == 0) return cudaSuccess;
-  const unsigned blocks = NumBlocks(args.rows, 16);
+  const unsigned blocks = NumBlocks(args.rows, kHeadBlocks);
   if (HeadUsesVectors(args)) {
-    const unsigned threads = NumThreads(args.vocab / kHeadVector, kMaxThreads);
+    const unsigned threads = NumThreads(args.vocab / kHeadVector, kHeadThreads);
     HeadBackwardKernel<Out, kHeadVector><<<blocks, threads, 0, stream>>>(args);
   } else {
-    HeadBackwardKernel<Out, 1><<<blocks, NumThreads(args.vocab, kMaxThreads), 0, stream>>>(args);
+    HeadBackwardKernel<Out, 1><<<blocks, NumThreads(args.vocab, kHeadThreads), 0, stream>>>(args);
   }
   return cudaGetLastError();
 }

@@ -1,29 +1,29 @@
 #include "worker/backend/cuda/kernels/grid.h"
 #include "worker/backend/cuda/kernels/launch.h"
+#include "worker/backend/cuda/kernels/launch_sizes.h"
 #include "worker/backend/cuda/kernels/merge.h"
 #include "worker/backend/cuda/kernels/team.h"
 
 namespace stemma::worker::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kTiles = kThreads / kTileLanes;
+constexpr int kTiles = kMergeThreads / kTileLanes;
 
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads) MergeKernel(const MergeArgs<T> args) {
+__global__ void __launch_bounds__(kMergeThreads) MergeKernel(const MergeArgs<T> args) {
   TileTeam team;
   Merge<T, V>(team, args);
 }
 
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads) AddPartsKernel(const AddPartsArgs<T> args) {
+__global__ void __launch_bounds__(kMergeThreads) AddPartsKernel(const AddPartsArgs<T> args) {
   TileTeam team;
   AddParts<T, V>(team, args);
 }
 
 template <typename Args>
 unsigned Blocks(const Args& args) {
-  return NumBlocks(CeilDiv(args.rows * args.num_heads, kTiles), 64);
+  return NumBlocks(CeilDiv(args.rows * args.num_heads, kTiles), kMergeBlocks);
 }
 
 }  // namespace
@@ -32,9 +32,9 @@ template <typename T>
 cudaError_t LaunchMerge(const MergeArgs<T>& args, cudaStream_t stream) {
   if (args.rows == 0) return cudaSuccess;
   if (UsesVectors(args)) {
-    MergeKernel<T, kVector<T>><<<Blocks(args), kThreads, 0, stream>>>(args);
+    MergeKernel<T, kVector<T>><<<Blocks(args), kMergeThreads, 0, stream>>>(args);
   } else {
-    MergeKernel<T, 1><<<Blocks(args), kThreads, 0, stream>>>(args);
+    MergeKernel<T, 1><<<Blocks(args), kMergeThreads, 0, stream>>>(args);
   }
   return cudaGetLastError();
 }
@@ -43,9 +43,9 @@ template <typename T>
 cudaError_t LaunchAddParts(const AddPartsArgs<T>& args, cudaStream_t stream) {
   if (args.rows == 0) return cudaSuccess;
   if (UsesVectors(args)) {
-    AddPartsKernel<T, kVector<T>><<<Blocks(args), kThreads, 0, stream>>>(args);
+    AddPartsKernel<T, kVector<T>><<<Blocks(args), kMergeThreads, 0, stream>>>(args);
   } else {
-    AddPartsKernel<T, 1><<<Blocks(args), kThreads, 0, stream>>>(args);
+    AddPartsKernel<T, 1><<<Blocks(args), kMergeThreads, 0, stream>>>(args);
   }
   return cudaGetLastError();
 }

@@ -1,25 +1,21 @@
 #include "worker/backend/cuda/kernels/grid.h"
 #include "worker/backend/cuda/kernels/launch.h"
+#include "worker/backend/cuda/kernels/launch_sizes.h"
 #include "worker/backend/cuda/kernels/team.h"
 
 namespace stemma::worker::cuda {
 namespace {
 
-constexpr int kMaxThreads = 512;
-// A team of the backward has at least so many rows, so that its sums of dweight are little beside what it reads.
-constexpr int64_t kMinRowsPerTeam = 8;
-constexpr int64_t kTeamsPerProcessor = 4;
-
 // Two blocks a multiprocessor: left to itself, ptxas spills registers on one architecture to have more.
 template <typename T, int V>
-__global__ void __launch_bounds__(kMaxThreads, 2) RmsNormForwardKernel(const RmsNormForwardArgs<T> args) {
+__global__ void __launch_bounds__(kNormThreads, 2) RmsNormForwardKernel(const RmsNormForwardArgs<T> args) {
   __shared__ BlockScratch scratch;
   BlockTeam team(scratch);
   RmsNormForward<T, V>(team, args);
 }
 
 template <typename T, int V>
-__global__ void __launch_bounds__(kMaxThreads) RmsNormBackwardKernel(const RmsNormBackwardArgs<T> args) {
+__global__ void __launch_bounds__(kNormThreads) RmsNormBackwardKernel(const RmsNormBackwardArgs<T> args) {
   __shared__ BlockScratch scratch;
   BlockTeam team(scratch);
   RmsNormBackward<T, V>(team, args);
@@ -27,7 +23,7 @@ __global__ void __launch_bounds__(kMaxThreads) RmsNormBackwardKernel(const RmsNo
 
 template <int V>
 unsigned Threads(int64_t width) {
-  return NumThreads(CeilDiv(width, V * kHeldPacks), kMaxThreads);
+  return NumThreads(CeilDiv(width, V * kHeldPacks), kNormThreads);
 }
 
 }  // namespace
@@ -35,7 +31,7 @@ unsigned Threads(int64_t width) {
 template <typename T>
 cudaError_t LaunchRmsNormForward(const RmsNormForwardArgs<T>& args, cudaStream_t stream) {
   if (args.rows == 0 || args.width == 0) return cudaSuccess;
-  const unsigned blocks = NumBlocks(args.rows, 16);
+  const unsigned blocks = NumBlocks(args.rows, kNormBlocks);
   if (UsesVectors(args)) {
     RmsNormForwardKernel<T, kVector<T>><<<blocks, Threads<kVector<T>>(args.width), 0, stream>>>(args);
   } else {
@@ -44,7 +40,9 @@ cudaError_t LaunchRmsNormForward(const RmsNormForwardArgs<T>& args, cudaStream_t
   return cudaGetLastError();
 }
 
-int64_t RmsNormBackwardTeams(int64_t rows) { return NumBlocks(CeilDiv(rows, kMinRowsPerTeam), kTeamsPerProcessor); }
+int64_t RmsNormBackwardTeams(int64_t rows) {
+  return NumBlocks(CeilDiv(rows, kNormMinRowsPerTeam), kNormBackwardBlocks);
+}
 
 template <typename T>
 cudaError_t LaunchRmsNormBackward(const RmsNormBackwardArgs<T>& args, float* dweight_D, cudaStream_t stream) {

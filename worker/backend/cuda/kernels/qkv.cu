@@ -1,5 +1,6 @@
 #include "worker/backend/cuda/kernels/grid.h"
 #include "worker/backend/cuda/kernels/launch.h"
+#include "worker/backend/cuda/kernels/launch_sizes.h"
 #include "worker/backend/cuda/kernels/qkv.h"
 #include "worker/backend/cuda/kernels/sums.h"
 #include "worker/backend/cuda/kernels/team.h"
@@ -7,31 +8,26 @@
 namespace stemma::worker::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kTiles = kThreads / kTileLanes;
+constexpr int kTiles = kQkvThreads / kTileLanes;
 static_assert(sizeof(float) * 2 * kMaxNormedHeadSize * kTiles + sizeof(BlockScratch) <= 48 * 1024);
-// Blocks of the backward with QK-norm keep sums of its weights each: at least so many rows a block, and no more blocks
-// than run at once.
-constexpr int64_t kMinRowsPerBlock = 8;
-constexpr int64_t kBlocksPerProcessor = 4;
 
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads) QkvForwardKernel(const QkvForwardArgs<T> args) {
+__global__ void __launch_bounds__(kQkvThreads) QkvForwardKernel(const QkvForwardArgs<T> args) {
   TileTeam team;
   QkvForward<T, V>(team, args);
 }
 
 // Eight blocks a multiprocessor: left to itself, ptxas takes registers for fewer.
 template <typename T, typename G, int V>
-__global__ void __launch_bounds__(kThreads, 8) QkvBackwardKernel(const QkvBackwardArgs<T, G> args) {
+__global__ void __launch_bounds__(kQkvThreads, 8) QkvBackwardKernel(const QkvBackwardArgs<T, G> args) {
   TileTeam team;
   QkvBackward<T, G, V, QkNorm::kNone>(team, args, nullptr);
 }
 
 // Each tile leaves sums of its own in the block's memory, and the block theirs in its row of `partials`. Of
-// kBlocksPerProcessor blocks no architecture spills registers.
+// kQkvNormBackwardBlocks blocks no architecture spills registers.
 template <typename T, typename G, int V, QkNorm kNorm>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kQkvThreads, 4)
     QkvNormBackwardKernel(const QkvBackwardArgs<T, G> args, float* partials) {
   extern __shared__ float4 shared[];
   __shared__ BlockScratch scratch;
@@ -43,15 +39,15 @@ __global__ void __launch_bounds__(kThreads, 4)
   JoinTiles(block, tiles, team.TilesOfBlock(), width, partials + block.index() * width);
 }
 
-unsigned BlocksOfHeads(int64_t rows, int64_t slots) { return NumBlocks(CeilDiv(rows * slots, kTiles), 64); }
+unsigned BlocksOfHeads(int64_t rows, int64_t slots) { return NumBlocks(CeilDiv(rows * slots, kTiles), kQkvBlocks); }
 
 template <typename T, typename G, int V>
 void RunQkvNormBackward(const QkvBackwardArgs<T, G>& args, unsigned blocks, float* partials, cudaStream_t stream) {
   const size_t shared_bytes = sizeof(float) * 2 * static_cast<size_t>(args.head_size) * kTiles;
   if (QkNormOf(true, args.head_size, kTileLanes, V) == QkNorm::kOnePack) {
-    QkvNormBackwardKernel<T, G, V, QkNorm::kOnePack><<<blocks, kThreads, shared_bytes, stream>>>(args, partials);
+    QkvNormBackwardKernel<T, G, V, QkNorm::kOnePack><<<blocks, kQkvThreads, shared_bytes, stream>>>(args, partials);
   } else {
-    QkvNormBackwardKernel<T, G, V, QkNorm::kPacks><<<blocks, kThreads, shared_bytes, stream>>>(args, partials);
+    QkvNormBackwardKernel<T, G, V, QkNorm::kPacks><<<blocks, kQkvThreads, shared_bytes, stream>>>(args, partials);
   }
 }
 
@@ -82,14 +78,16 @@ cudaError_t LaunchQkvForward(const QkvForwardArgs<T>& args, cudaStream_t stream)
   if (args.rows == 0) return cudaSuccess;
   const unsigned blocks = BlocksOfHeads(args.rows, args.num_heads + 2 * args.num_kv_heads);
   if (UsesVectors(args)) {
-    QkvForwardKernel<T, kVector<T>><<<blocks, kThreads, 0, stream>>>(args);
+    QkvForwardKernel<T, kVector<T>><<<blocks, kQkvThreads, 0, stream>>>(args);
   } else {
-    QkvForwardKernel<T, 1><<<blocks, kThreads, 0, stream>>>(args);
+    QkvForwardKernel<T, 1><<<blocks, kQkvThreads, 0, stream>>>(args);
   }
   return cudaGetLastError();
 }
 
-int64_t QkvBackwardBlocks(int64_t rows) { return NumBlocks(CeilDiv(rows, kMinRowsPerBlock), kBlocksPerProcessor); }
+int64_t QkvBackwardBlocks(int64_t rows) {
+  return NumBlocks(CeilDiv(rows, kQkvMinRowsPerBlock), kQkvNormBackwardBlocks);
+}
 
 template <typename T, typename G>
 cudaError_t LaunchQkvBackward(const QkvBackwardArgs<T, G>& args, const QkvWeightSums& sums, cudaStream_t stream) {
@@ -97,9 +95,9 @@ cudaError_t LaunchQkvBackward(const QkvBackwardArgs<T, G>& args, const QkvWeight
   if (args.k_weight_E != nullptr) return LaunchQkvNormBackward(args, sums, stream);
   const unsigned blocks = BlocksOfHeads(args.rows, args.num_heads + 2 * args.num_kv_heads);
   if (UsesVectors(args)) {
-    QkvBackwardKernel<T, G, kVector<T>><<<blocks, kThreads, 0, stream>>>(args);
+    QkvBackwardKernel<T, G, kVector<T>><<<blocks, kQkvThreads, 0, stream>>>(args);
   } else {
-    QkvBackwardKernel<T, G, 1><<<blocks, kThreads, 0, stream>>>(args);
+    QkvBackwardKernel<T, G, 1><<<blocks, kQkvThreads, 0, stream>>>(args);
   }
   return cudaGetLastError();
 }

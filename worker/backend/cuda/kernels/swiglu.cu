@@ -1,22 +1,21 @@
 #include "worker/backend/cuda/kernels/grid.h"
 #include "worker/backend/cuda/kernels/launch.h"
+#include "worker/backend/cuda/kernels/launch_sizes.h"
 #include "worker/backend/cuda/kernels/swiglu.h"
 #include "worker/backend/cuda/kernels/team.h"
 
 namespace stemma::worker::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads) SwigluForwardKernel(const SwigluForwardArgs<T> args) {
+__global__ void __launch_bounds__(kSwigluThreads) SwigluForwardKernel(const SwigluForwardArgs<T> args) {
   __shared__ BlockScratch scratch;
   BlockTeam team(scratch);
   SwigluForward<T, V>(team, args);
 }
 
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads) SwigluBackwardKernel(const SwigluBackwardArgs<T> args) {
+__global__ void __launch_bounds__(kSwigluThreads) SwigluBackwardKernel(const SwigluBackwardArgs<T> args) {
   __shared__ BlockScratch scratch;
   BlockTeam team(scratch);
   SwigluBackward<T, V>(team, args);
@@ -24,7 +23,7 @@ __global__ void __launch_bounds__(kThreads) SwigluBackwardKernel(const SwigluBac
 
 template <int V>
 unsigned Blocks(int64_t rows, int64_t width) {
-  return NumBlocks(rows * CeilDiv(width, static_cast<int64_t>(kThreads) * V * kPacksPerTile), 32);
+  return NumBlocks(rows * CeilDiv(width, static_cast<int64_t>(kSwigluThreads) * V * kPacksPerTile), kSwigluBlocks);
 }
 
 }  // namespace
@@ -34,9 +33,9 @@ cudaError_t LaunchSwigluForward(const SwigluForwardArgs<T>& args, cudaStream_t s
   constexpr int V = kVector<T>;
   if (args.rows == 0 || args.width == 0) return cudaSuccess;
   if (UsesVectors(args)) {
-    SwigluForwardKernel<T, V><<<Blocks<V>(args.rows, args.width), kThreads, 0, stream>>>(args);
+    SwigluForwardKernel<T, V><<<Blocks<V>(args.rows, args.width), kSwigluThreads, 0, stream>>>(args);
   } else {
-    SwigluForwardKernel<T, 1><<<Blocks<1>(args.rows, args.width), kThreads, 0, stream>>>(args);
+    SwigluForwardKernel<T, 1><<<Blocks<1>(args.rows, args.width), kSwigluThreads, 0, stream>>>(args);
   }
   return cudaGetLastError();
 }
@@ -46,9 +45,9 @@ cudaError_t LaunchSwigluBackward(const SwigluBackwardArgs<T>& args, cudaStream_t
   constexpr int V = kVector<T>;
   if (args.rows == 0 || args.width == 0) return cudaSuccess;
   if (UsesVectors(args)) {
-    SwigluBackwardKernel<T, V><<<Blocks<V>(args.rows, args.width), kThreads, 0, stream>>>(args);
+    SwigluBackwardKernel<T, V><<<Blocks<V>(args.rows, args.width), kSwigluThreads, 0, stream>>>(args);
   } else {
-    SwigluBackwardKernel<T, 1><<<Blocks<1>(args.rows, args.width), kThreads, 0, stream>>>(args);
+    SwigluBackwardKernel<T, 1><<<Blocks<1>(args.rows, args.width), kSwigluThreads, 0, stream>>>(args);
   }
   return cudaGetLastError();
 }

@@ -109,7 +109,8 @@ at::Tensor SumOfHeads(const at::Tensor& d_HCE, int64_t kv_heads, at::ScalarType 
 AskedCall Asked(bool forward, const AttentionCall& call) {
   const int64_t batch = call.packed() ? call.offsets_q.numel() - 1 : call.q.size(0);
   const auto rows = [&](const at::Tensor& x) { return call.packed() ? x.size(0) : x.size(0) * x.size(1); };
-  return {forward, call.packed(), call.causal, batch, rows(call.q), rows(call.k), call.q.const_data_ptr()};
+  const bool shared_keys = !call.packed() && call.k.stride(0) == 0;
+  return {forward, call.packed(), call.causal, batch, rows(call.q), rows(call.k), call.q.const_data_ptr(), shared_keys};
 }
 
 }  // namespace
@@ -140,6 +141,8 @@ CallOutput FakeFlashCalls::Forward(const AttentionCall& call) const {
     out_SHE.copy_(at::matmul(p / sum, PerHead(KeysOf(call, call.v, s), heads)).transpose(0, 1));
     lse_HS.copy_((max + sum.log()).squeeze(2));
   }
+  asked_.back().least_lse = output.lse.min().item<double>();
+  asked_.back().greatest_lse = output.lse.max().item<double>();
   return output;
 }
 

@@ -17,6 +17,8 @@ struct AskedCall {
   bool forward, packed, causal;
   int64_t batch, rows, keys;  // a packed call's batch is its sequences; all rows and keys
   const void* queries;
+  bool shared_keys = false;                // every entry of the batch has the same: a stride of 0
+  double least_lse = 0, greatest_lse = 0;  // of a forward
 };
 
 class FakeFlashCalls : public worker::cuda::FlashCalls {

@@ -2,9 +2,13 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/worker/backend/cuda/kernels/host_kernels.h"
 #include "tests/worker/backend/cuda/kernels/kernel_cases.h"
 #include "worker/backend/cpu/cpu_backend.h"
+#include "worker/backend/cuda/kernels/launch_sizes.h"
+#include "worker/backend/cuda/kernels/team.h"
 
 namespace stemma::testing {
 namespace {
@@ -102,6 +106,28 @@ TEST(KernelBodiesTest, TheOrderOfLanesChangesNoBit) {
       for (size_t i = 0; i < ascending.size(); ++i) EXPECT_TRUE(at::equal(ascending[i], descending[i])) << seed;
     }
   }
+}
+
+int64_t rows_of_heads = 0;
+
+// What the device's tests draw where they ask for many rows: more than the grid of any GPU has teams.
+TEST(KernelBodiesTest, ManyRowsAreMoreThanTheGridHasTeams) {
+  constexpr int64_t kProcessors = 192, kTiles = worker::cuda::kMergeThreads / worker::cuda::kTileLanes;
+  constexpr int64_t kTeams = std::max(worker::cuda::kMergeBlocks, worker::cuda::kQkvBlocks) * kTiles * kProcessors;
+  static_assert(worker::cuda::kMergeThreads == worker::cuda::kQkvThreads);
+  Tables noting = ComposedTables();
+  noting.attention.merge = [](const worker::cuda::MergeOperands& a) { rows_of_heads = a.lse_HT.numel(); };
+  noting.attention.add_parts = [](const worker::cuda::AddPartsOperands& a) {
+    rows_of_heads = a.sum_CKE.size(0) * a.sum_CKE.size(1);
+  };
+  for (const Case& entry : {Case(MergeCase), Case(AddPartsCase)}) {
+    for (uint32_t seed = kSeed; seed < kSeed + 3; ++seed) {
+      entry(noting, at::kBFloat16, Drawn(seed, {.many_rows = true}));
+      EXPECT_GT(rows_of_heads, kTeams);
+    }
+  }
+  const int64_t rows = Drawn(kSeed, {.many_rows = true}).Rows();
+  EXPECT_GT(rows, kProcessors * std::max(worker::cuda::kNormBlocks, worker::cuda::kSwigluBlocks));
 }
 
 // Sums stay as they were.

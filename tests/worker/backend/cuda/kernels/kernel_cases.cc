@@ -30,6 +30,13 @@ int64_t Drawn::Width() {
   return Coin() ? Size(1, most) : 8 * Size(1, most / 8);
 }
 
+int64_t Drawn::Rows() {
+  if (placement_.no_rows) return 0;
+  return placement_.many_rows ? Size(6200, 6500) : Size(1, placement_.large ? 600 : 12);
+}
+
+int64_t Drawn::RowsOf(int64_t heads) { return placement_.many_rows ? 200000 / heads + Size(1, 100) : Rows(); }
+
 at::Tensor Drawn::Place(const at::Tensor& tensor) const {
   if (!placement_.unaligned) return tensor.to(placement_.device);
   const at::Tensor room = at::empty({tensor.numel() + 1}, tensor.options().device(placement_.device));
@@ -84,10 +91,10 @@ namespace {
 // The operands that both directions of a fused product share.
 struct QkvOperands {
   QkvOperands(at::ScalarType dtype, Drawn& drawn)
-      : rows(drawn.Rows()),
-        kv_heads(drawn.Size(1, 3)),
+      : kv_heads(drawn.Size(1, 3)),
         heads(drawn.Coin() ? kv_heads * drawn.Size(1, 3) : 0),
-        size(drawn.Coin() ? 16 * drawn.Size(1, 16) : 2 * drawn.Size(1, 70)),
+        rows(drawn.RowsOf(heads + 2 * kv_heads)),
+        size(drawn.HeadSize(drawn.Coin() ? 16 * drawn.Size(1, 16) : 2 * drawn.Size(1, 70))),
         norm(drawn.Coin()),
         qkv(drawn.Normal({rows, (heads + 2 * kv_heads) * size}, dtype)),
         at_position(drawn.Integers(0, kPositions, rows)) {
@@ -98,7 +105,7 @@ struct QkvOperands {
     if (norm) k_weight = drawn.Normal({size}, dtype);
   }
   static constexpr int64_t kPositions = 50;
-  int64_t rows, kv_heads, heads, size;
+  int64_t kv_heads, heads, rows, size;
   bool norm;
   at::Tensor qkv, at_position, cos, sin, q_weight, k_weight;
 };
@@ -249,8 +256,8 @@ Outputs WordSumCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
 }
 
 Outputs MergeCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
-  const int64_t rows = drawn.Rows(), heads = drawn.Size(1, 6);
-  const int64_t size = drawn.Coin() ? 8 * drawn.Size(1, 17) : drawn.Size(1, 130);
+  const int64_t heads = drawn.Size(1, 6), rows = drawn.RowsOf(heads);
+  const int64_t size = drawn.HeadSize(drawn.Coin() ? 8 * drawn.Size(1, 17) : drawn.Size(1, 130));
   const at::ScalarType acc = AccType(dtype);
   const at::Tensor a = drawn.Swapped(drawn.Normal({rows, heads, size}, dtype));
   const at::Tensor b = drawn.Swapped(drawn.Normal({rows, heads, size}, dtype));
@@ -264,8 +271,8 @@ Outputs MergeCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
 }
 
 Outputs AddPartsCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
-  const int64_t rows = drawn.Rows(), heads = drawn.Size(1, 4), parts = drawn.Size(1, 5);
-  const int64_t size = drawn.Coin() ? 8 * drawn.Size(1, 17) : drawn.Size(1, 130);
+  const int64_t heads = drawn.Size(1, 4), rows = drawn.RowsOf(heads), parts = drawn.Size(1, 5);
+  const int64_t size = drawn.HeadSize(drawn.Coin() ? 8 * drawn.Size(1, 17) : drawn.Size(1, 130));
   const at::Tensor of_calls = drawn.Swapped(drawn.Normal({parts, rows, heads, size}, dtype));
   const at::Tensor sum = drawn.Swapped(drawn.Normal({rows, heads, size}, AccType(dtype)));
   tables.attention.add_parts({.parts_NCKE = of_calls, .sum_CKE = sum});

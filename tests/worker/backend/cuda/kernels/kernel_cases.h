@@ -21,6 +21,7 @@ struct Placement {
   at::Device device = at::kCPU;
   bool unaligned = false;  // no tensor begins at a multiple of 16 bytes
   bool large = false;      // rows wider than the threads of a block keep
+  bool many_rows = false;  // more rows, or rows of heads, than a device's grid has teams
   bool no_rows = false;
 };
 
@@ -32,7 +33,10 @@ class Drawn {
   bool Coin() { return Size(0, 1) == 1; }
   // A row's width: every other one in whole packs of 16 bytes.
   int64_t Width();
-  int64_t Rows() { return placement_.no_rows ? 0 : Size(1, placement_.large ? 600 : 12); }
+  int64_t Rows();
+  // Rows of so many heads, and the size of one.
+  int64_t RowsOf(int64_t heads);
+  int64_t HeadSize(int64_t size) const { return placement_.many_rows ? 8 : size; }
 
   at::Tensor Normal(at::IntArrayRef sizes, at::ScalarType dtype);
   at::Tensor Integers(int64_t low, int64_t high, int64_t count);

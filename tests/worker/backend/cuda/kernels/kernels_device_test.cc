@@ -25,7 +25,8 @@ class KernelsDeviceTest : public ::testing::Test {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       for (const bool unaligned : {false, true}) {
         for (uint32_t i = 0; i < kCases; ++i) {
-          const Placement placement{.device = at::kCUDA, .unaligned = unaligned, .large = i % 3 == 0};
+          const Placement placement{
+              .device = at::kCUDA, .unaligned = unaligned, .large = i % 3 == 0, .many_rows = i % 6 == 1};
           const uint32_t seed = kSeed + i;
           const Outputs fused = entry(FusedTables(), dtype, Drawn(seed, placement));
           const Outputs again = entry(FusedTables(), dtype, Drawn(seed, placement));

@@ -1,10 +1,10 @@
 """What ptxas reported when the CUDA kernels were compiled: no spills, no stack, registers that the launch bounds allow; and
-16-byte accesses in the machine code of kernels that take packs."""
+16-byte accesses in the PTX of kernels that take packs."""
 
+import concurrent.futures
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -55,7 +55,8 @@ def _reports():
     reports = [(path, _OBJECTS / f"{path.name}.o.ptxas") for path in sorted(_SOURCES.glob("*.cu"))]
     if not any(report.is_file() for _, report in reports):
         pytest.skip("no CUDA toolkit: no kernel was compiled")
-    return [(source.read_text(), report.read_text()) for source, report in reports]
+    sizes = (_SOURCES / "launch_sizes.h").read_text()
+    return [(sizes + source.read_text(), report.read_text()) for source, report in reports]
 
 
 def test_no_kernel_spills_or_has_more_registers_than_its_launch_allows():
@@ -66,20 +67,54 @@ def test_no_kernel_spills_or_has_more_registers_than_its_launch_allows():
         assert not offences(report, bounds)
 
 
+def _nvcc():
+    """The compiler that the build has: without it nothing would have been compiled."""
+    found = pathlib.Path(os.environ["STEMMA_BUILD_DIR"]).glob("CMakeFiles/*/CMakeCUDACompiler.cmake")
+    return re.search(r'^set\(CMAKE_CUDA_COMPILER "(.+)"\)', next(found).read_text(), re.MULTILINE).group(1)
+
+
+def _ptx(name):
+    command = [_nvcc(), "-ptx", "-arch=compute_80", "-std=c++20", "--expt-relaxed-constexpr", f"-I{_ROOT}", _SOURCES / f"{name}.cu", "-o", "-"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def without_packs(ptx):
+    """[kernel] of those that are made for packs and read, or write, none of 16 bytes. What searches or sums an array, and the head's
+    forward, write single numbers."""
+    found = []
+    for entry in re.split(r"\.entry\s+", ptx)[1:]:
+        kernel = re.match(r"\w+", entry).group()
+        if not _IN_PACKS.search(kernel):
+            continue
+        reads, writes = (re.search(rf"\b{access}\.global(\.\w+)*\.v4\.\w32\b", entry) for access in ("ld", "st"))
+        if not reads or not (writes or any(name in kernel for name in _WRITES_NO_PACKS)):
+            found.append(kernel)
+    return found
+
+
+_IN_PACKS = re.compile(r"Li[48]E")
+_WRITES_NO_PACKS = ("FindNonfinite", "SumSquares", "SumWords", "HeadForward")
+
+
 def test_packs_are_read_and_written_in_16_bytes():
     _reports()
-    cuobjdump = shutil.which("cuobjdump")
-    if cuobjdump is None:
-        pytest.skip("no cuobjdump: machine code cannot be read")
-    for name in ("embedding", "finite", "head", "merge", "norm", "qkv", "swiglu"):
-        code = subprocess.run([cuobjdump, "-sass", _OBJECTS / f"{name}.cu.o"], check=True, capture_output=True, text=True).stdout
-        functions = re.split(r"\n\s*Function : ", code)[1:]
-        in_packs = [f for f in functions if re.match(r"\w+Li[48]E", f)]
-        assert in_packs and len(in_packs) < len(functions)
-        for function in in_packs:
-            assert re.search(r"LDG\.E\.(\w+\.)*128", function), function.split("\n")[0]
-            # What finds a number writes none of it.
-            assert name == "finite" or re.search(r"STG\.E\.(\w+\.)*128", function) or "HeadForward" in function, function.split("\n")[0]
+    names = ("embedding", "finite", "head", "merge", "norm", "qkv", "swiglu", "vector_norm", "word_sum")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for name, ptx in zip(names, pool.map(_ptx, names)):
+            kernels = re.findall(r"\.entry\s+(\w+)", ptx)
+            in_packs = [kernel for kernel in kernels if _IN_PACKS.search(kernel)]
+            assert in_packs and len(in_packs) < len(kernels), name
+            assert not without_packs(ptx)
+
+
+def test_packs_that_fell_apart_are_noticed():
+    whole = ".entry _Z1aKernelILi8EEv(\nld.global.nc.v4.u32 {a}, [b];\nst.global.wb.v4.f32 [b], {a};\n"
+    assert not without_packs(whole)
+    for broken in (whole.replace("ld.global.nc.v4.u32", "ld.global.nc.v2.u32"), whole.replace("st.global.wb.v4.f32", "st.global.f32")):
+        assert without_packs(broken) == ["_Z1aKernelILi8EEv"]
+        assert not without_packs(broken.replace("Li8E", "Li1E"))
+    reading = whole.replace("aKernel", "aSumSquares").replace("st.global.wb.v4.f32", "st.global.f64")
+    assert not without_packs(reading) and without_packs(reading.replace("v4", "v2"))
 
 
 _BOUNDS = {"NormKernel": 512, "RmsNormKernel": 512}
