@@ -326,6 +326,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadHeader("ZeroEps", "adam.eps", [](Header& h) { h.mutable_adam()->set_eps(0); }),
         BadHeader("MissingDecayScope", "adam.weight_decay_scope",
                   [](Header& h) { h.mutable_adam()->clear_weight_decay_scope(); }),
+        BadHeader("UnknownDecayScope", "adam.weight_decay_scope",
+                  [](Header& h) {
+                    h.mutable_adam()->set_weight_decay(0);
+                    h.mutable_adam()->set_weight_decay_scope(static_cast<v1::AdamParams::WeightDecayScope>(3));
+                  }),
         BadHeader("MissingMaxGradNorm", "adam.max_grad_norm",
                   [](Header& h) { h.mutable_adam()->clear_max_grad_norm(); }),
         BadHeader("EmptyMiniBatches", "ppo_mini_batch_size", [](Header& h) { h.set_ppo_mini_batch_size(0); }),

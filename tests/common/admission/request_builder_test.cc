@@ -44,7 +44,11 @@ TEST(RequestBuilderTest, FromTheFirstProblemOnOnlyNamesAreKept) {
   bad.mutable_rollouts(0)->set_response_mask(std::string(1 << 20, 'x'));
   EXPECT_LT(add(bad), kept / 2) << "ids stay";
   EXPECT_LT(add(GoodGroup("c")), kept / 2);
-  EXPECT_LT(add(GoodGroup("a")), kept / 2) << "which tells that this uid came before";
+  const uint64_t before = add(GoodGroup("a"));
+  EXPECT_LT(before, kept / 2) << "which tells that this uid came before";
+  const uint64_t of_short = add(GoodGroup("d")) - before;
+  const uint64_t of_long = add(GoodGroup(std::string(200, 'e'))) - before - of_short;
+  EXPECT_EQ(of_long, of_short + 3 * 199) << "its uid, and the ids of its two rollouts";
   EXPECT_EQ(GetErrorDetails(builder.Finish().status()).metadata.count("violations"), 0u) << "it was cut";
 }
 
@@ -249,6 +253,28 @@ TEST(RequestBuilderTest, PartsOutOfOrderAreAShortStream) {
                              Fills{header, group, end, group}, Fills{wrong_header}, Fills{header, nothing}}) {
     EXPECT_EQ(ErrorReason(AddOnly(fills)), "SHORT_STREAM");
   }
+  const auto right_end = [](v1::GroupPart& part) {
+    part.mutable_end()->set_num_groups(1);
+    part.mutable_end()->set_num_rollouts(2);
+  };
+  EXPECT_TRUE(AddOnly({header, group, right_end}).ok()) << "control";
+  EXPECT_EQ(ErrorReason(AddOnly({header, right_end, group})), "SHORT_STREAM") << "all of it came, behind its end";
+}
+
+TEST(RequestBuilderTest, AHeaderMayHaveSixtyFourKiB) {
+  v1::GroupPart part;
+  *part.mutable_update() = GoodHeader();
+  const auto add = [&part](size_t bytes) {
+    std::string& mode = *part.mutable_update()->mutable_loss()->mutable_loss_mode();
+    mode.assign(bytes, 'a');
+    mode.resize(2 * bytes - part.ByteSizeLong(), 'a');
+    EXPECT_EQ(part.ByteSizeLong(), bytes);
+    RequestBuilder builder(TrainingRequest::Kind::kUpdate, DefaultLimits(), Model(), RunNumbers());
+    return builder.Add(part);
+  };
+  EXPECT_TRUE(add(64 << 10).ok()) << "what is wrong in it is said at the stream's end";
+  const absl::Status refused = add((64 << 10) + 1);
+  EXPECT_EQ(GetErrorDetails(refused).violations.at(0).field, "update") << refused;
 }
 
 TEST(RequestBuilderTest, RewardsBecomeAdvantagesAndTheDigestIsOfWhatWasSent) {

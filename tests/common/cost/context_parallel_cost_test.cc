@@ -158,6 +158,38 @@ TEST(ContextParallelCostTest, RowsOfARankAreRoundedBlockByBlock) {
   }
 }
 
+// Attention of a block holds what its longest pieces need, and the blocks before it what the fullest rank kept.
+TEST(ContextParallelCostTest, ABlockHasTheLongestPiecesAndWhatTheFullestRankHadBefore) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    const DrawnPrefixes drawn = DrawPrefixes(seed);
+    const ContextShare share(drawn.shape, drawn.prefix);
+    std::vector<ContextRows> kept(static_cast<size_t>(drawn.shape.cp));
+    for (size_t b = 0; b < share.blocks().size(); ++b) {
+      const ContextBlock& block = share.blocks()[b];
+      ContextRows most;
+      for (int64_t rank = 0; rank < drawn.shape.cp; ++rank) {
+        ContextRows& own = kept[static_cast<size_t>(rank)];
+        most.rows = std::max(most.rows, own.rows);
+        most.row_parts = std::max(most.row_parts, own.row_parts);
+        own.rows += share.RowsOf(b, rank);
+        own.row_parts += DivideUp(share.RowsOf(b, rank), drawn.shape.tp);
+      }
+      EXPECT_EQ(block.before.rows, most.rows);
+      EXPECT_EQ(block.before.row_parts, most.row_parts);
+      for (const ContextPiece& piece : share.pieces()) {
+        if (piece.begin < block.begin || piece.begin >= block.begin + block.rows) continue;
+        EXPECT_TRUE(std::any_of(block.runs.begin(), block.runs.end(),
+                                [&](const LayerRun& run) {
+                                  return run.rows >= piece.rows() &&
+                                         run.ancestor_rows >= piece.begin - piece.prefix_begin;
+                                }))
+            << "no run is as long as that from " << piece.begin;
+      }
+    }
+  }
+}
+
 // Over tp each context-parallel rank exchanges its own rows, rounded block by block.
 TEST(ContextParallelCostTest, TensorParallelRanksExchangeOwnRows) {
   int compared = 0;

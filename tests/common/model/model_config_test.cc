@@ -122,6 +122,7 @@ TEST(ModelConfigTest, AbsentKvHeadsMeanMultiHeadForLlamaOnly) {
   json qwen = Qwen2();
   qwen.erase("num_key_value_heads");
   EXPECT_THAT(ParseConfig(qwen), Invalid("num_key_value_heads: is missing"));
+  EXPECT_EQ(With(Qwen2(), "num_key_value_heads", nullptr)->num_kv_heads, 14) << "null says that there are as many";
 }
 
 TEST(ModelConfigTest, AbsentHeadDimIsTheFamilysDefault) {
@@ -131,6 +132,7 @@ TEST(ModelConfigTest, AbsentHeadDimIsTheFamilysDefault) {
   json llama = Llama();
   llama.erase("head_dim");
   EXPECT_EQ(ParseConfig(llama)->head_size, 64);
+  EXPECT_EQ(With(Qwen3(), "head_dim", nullptr)->head_size, 64) << "null is what the other sizes give";
 }
 
 struct Refusal {
@@ -185,6 +187,10 @@ TEST(ModelConfigTest, ASlidingWindowIsRefusedOnlyWhenItIsInUse) {
   all_full["use_sliding_window"] = true;
   all_full["max_window_layers"] = 24;
   EXPECT_THAT(ParseConfig(all_full), IsOk());
+  json no_window = Qwen2();
+  no_window["use_sliding_window"] = true;
+  no_window["sliding_window"] = nullptr;
+  EXPECT_THAT(ParseConfig(no_window), IsOk());
   EXPECT_THAT(With(Qwen3(), "layer_types", {"full_attention", "sliding_attention"}),
               Invalid("layer_types[1]: \"sliding_attention\""));
 }
@@ -242,6 +248,7 @@ TEST(ModelConfigTest, TextThatIsNoConfigIsRefused) {
   EXPECT_THAT(ParseModelConfig(std::string(1000000, '[')), Invalid("nested deeper"));
   EXPECT_THAT(ParseModelConfig(R"({"rms_norm_eps": 1e999})"), Invalid("not JSON"));
   EXPECT_THAT(With(Llama(), "rms_norm_eps", -1), Invalid("rms_norm_eps"));
+  EXPECT_THAT(With(Llama(), "rms_norm_eps", 1), Invalid("rms_norm_eps: 1: must be in [0, 1)"));
   EXPECT_THAT(With(Llama(), "rope_theta", 0), Invalid("rope_theta"));
 }
 

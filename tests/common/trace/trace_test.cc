@@ -1,5 +1,6 @@
 #include "common/trace/trace.h"
 
+#include <filesystem>
 #include <fstream>
 #include <random>
 #include <string>
@@ -59,6 +60,8 @@ TEST(TraceJsonTest, MistakesAreNamedByTheirPath) {
   EXPECT_THAT(parse("\"CLIENT\"", "1"), Invalid("header.old.from: must be one of"));
   EXPECT_THAT(parse("0.2", "\"0.2\""), Invalid("header.loss.clip_ratio_low: must be a number, is \"0.2\""));
   EXPECT_THAT(parse("0.2", "null"), Invalid("header.loss.clip_ratio_low: is null"));
+  EXPECT_THAT(parse("\"old\":", "\"ppo_epochs\": 4294967295, \"old\":"), IsOk());
+  EXPECT_THAT(parse("\"old\":", "\"ppo_epochs\": 4294967296, \"old\":"), Invalid("header.ppo_epochs: must be"));
   EXPECT_THAT(parse("[5, 6, 7]", "[5, 6.5]"), Invalid("groups[0].prompt_tokens[1]: must be a token id, is 6.5"));
   EXPECT_THAT(parse("[5, 6, 7]", "[2147483648]"), Invalid("groups[0].prompt_tokens[0]: must be a token id"));
   EXPECT_THAT(parse("[5, 6, 7]", "[-2147483648]"), IsOk()) << "admission says that it is none of the vocabulary";
@@ -203,8 +206,31 @@ TEST_F(TraceFileTest, TheFirstLineMustBeTheSchema) {
   EXPECT_THAT(TraceReader::Open(File("")), Invalid("is empty"));
   EXPECT_THAT(TraceReader::Open(File(kLine)), Invalid("line 1: the first line must be"));
   EXPECT_THAT(TraceReader::Open(File("{\"schema\": \"stemma.trace.v2\"}\n")), Invalid("schema is \"stemma.trace.v2\""));
+  EXPECT_THAT(TraceReader::Open(File("{\"schema\": \"stemma.trace.v1\", \"arrays\": \"base64\"}\n")),
+              Invalid("line 1: the first line must be"))
+      << "what stands beside it may mean that this reader takes the lines for others";
   EXPECT_THAT(TraceReader::Open(folder_ / "none"),
               testing::StatusIs(absl::StatusCode::kNotFound, ::testing::HasSubstr("none")));
+}
+
+// Ids are made of the digest, so that two traces share none.
+TEST_F(TraceFileTest, TheDigestIsOfTheWholeFile) {
+  const std::string content = kSchema + std::string((1 << 20) + 100, ' ');
+  for (const char end : {'\n', ' '}) {
+    Sha256 sha;
+    sha.Update(content + end);
+    auto reader = TraceReader::Open(File(content + end));
+    ASSERT_THAT(reader, IsOk());
+    EXPECT_EQ(reader->digest(), sha.FinishHex());
+  }
+}
+
+TEST_F(TraceFileTest, ErrorsNameThePathThatWasGiven) {
+  File(std::string(kSchema) + "x\n");
+  std::filesystem::create_symlink("t.jsonl", folder_ / "newest.jsonl");
+  auto reader = TraceReader::Open(folder_ / "newest.jsonl");
+  ASSERT_THAT(reader, IsOk());
+  EXPECT_THAT(reader->Next(), Invalid("newest.jsonl: line 2: not JSON"));
 }
 
 TEST_F(TraceFileTest, AWrittenTraceReadsBack) {

@@ -33,6 +33,15 @@ Arrival ExportArrival(const std::string& name, CallId call) {
   return arrival;
 }
 
+Arrival LoadArrival(const std::string& name, CallId call) {
+  Arrival arrival;
+  LoadJob job;
+  job.name = name;
+  arrival.work = job;
+  arrival.senders.push_back({.call = call});
+  return arrival;
+}
+
 class ArrivalsTest : public ::testing::Test {
  protected:
   ArrivalsTest() { out_.Begin(kNow); }
@@ -116,6 +125,23 @@ TEST_F(ArrivalsTest, AnotherWorkerMakesEveryPlanAgain) {
   EXPECT_EQ(Next(), "r");
 }
 
+TEST_F(ArrivalsTest, TheFileOfAPlanThatIsMadeAgainGoes) {
+  Add(Update("r", 1));
+  internal::v1::SpoolFile file;
+  file.set_name("of the first plan");
+  arrivals_.OnPlanned({.id = 1, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(RequestPlan()), .spool = file},
+                      "a-1");
+  out_.Take();
+  arrivals_.Restart({config_, rates_});
+  std::vector<std::string> removed;
+  for (const Action& action : out_.Take().actions) {
+    if (const auto* remove = std::get_if<RemoveSpoolAction>(&action)) removed.push_back(remove->name);
+  }
+  EXPECT_THAT(removed, ElementsAre("of the first plan"));
+  arrivals_.Leave(1);
+  for (const Action& action : out_.Take().actions) EXPECT_FALSE(std::holds_alternative<RemoveSpoolAction>(action));
+}
+
 TEST_F(ArrivalsTest, APlanIsStoppedWhenItsLastSenderLeaves) {
   Add(Update("r", 1));
   arrivals_.Find("r")->senders.push_back({.call = 2, .replayed = true});
@@ -129,6 +155,9 @@ TEST_F(ArrivalsTest, APlanIsStoppedWhenItsLastSenderLeaves) {
   Add(ExportArrival("x", 4));
   arrivals_.Leave(4);
   EXPECT_TRUE(arrivals_.HasExport("x")) << "its files may be wanted";
+  Add(LoadArrival("c", 5));
+  arrivals_.Leave(5);
+  EXPECT_FALSE(arrivals_.ReadsCheckpoint("c")) << "what others trained stays";
 }
 
 TEST_F(ArrivalsTest, AFailedPlanAnswersEveryCallAndFreesTheId) {

@@ -86,6 +86,27 @@ TEST(HistorySizeTest, AStateThatIsTooLargeForARowStaysInItsRowsUntilItIsSmaller)
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
 }
 
+TEST(HistorySizeTest, NoSnapshotIsLargerThanARowMayBe) {
+  int written = 0, left_out = 0;
+  for (size_t length = kSnapshotBytesMax - 80; length < kSnapshotBytesMax - 40; ++length) {
+    Outbox out;
+    out.Begin(absl::UnixEpoch());
+    History history({.replays = true,
+                     .requests_kept = kFewRequestsKept,
+                     .snapshot_after_bytes = 2000,
+                     .snapshot_bytes_max = kSnapshotBytesMax},
+                    &out);
+    HeldRows held(&out);
+    BeginLineage(history);
+    Do("large", std::string(length, 'x'), history);
+    const int snapshots = held.Take();  // which looks at their sizes
+    written += snapshots;
+    left_out += 1 - snapshots;
+  }
+  EXPECT_GT(written, 0);
+  EXPECT_GT(left_out, 0);
+}
+
 // It is in the log and in the database for a moment, and a row that finds no room ends the server.
 TEST(HistorySizeTest, ASnapshotIsWrittenOnceItFindsRoomTwice) {
   Outbox out;

@@ -237,6 +237,23 @@ TEST(HistoryTest, WithoutAnyStepTheJournalStaysBounded) {
   }
 }
 
+TEST(HistoryTest, PinsAndFindingsAreEachCompacted) {
+  constexpr size_t kSnapshotAfter = 2000;
+  for (const bool pins : {false, true}) {
+    Outbox out;
+    out.Begin(absl::UnixEpoch());
+    History history({.replays = true, .requests_kept = kRequestsKept, .snapshot_after_bytes = kSnapshotAfter}, &out);
+    history.BeginLineage(Begun("L", 1));
+    history.SaveCheckpoint(Saved("L", 0));
+    for (int i = 0; i < 1000; ++i) {
+      pins ? history.PinCheckpoint("step-0", i % 2 == 0) : history.JudgeCheckpoint("step-0", i % 2 == 0 ? "gone" : "");
+    }
+    size_t snapshots = 0;
+    for (const JournalAction& row : RowsOf(out)) snapshots += row.replaces ? 1 : 0;
+    EXPECT_GT(snapshots, 3u) << pins;
+  }
+}
+
 // One that was copied back beside the journal's own takes nothing from them.
 TEST(HistoryTest, AnOlderCheckpointThatIsFoundLeavesWhatIsKept) {
   Outbox out;
@@ -257,6 +274,21 @@ TEST(HistoryTest, AnOlderCheckpointThatIsFoundLeavesWhatIsKept) {
   EXPECT_EQ(history.state().kept_size(), 1);
   history.SaveCheckpoint(Saved("L", 4));  // control: a newer one does
   EXPECT_EQ(history.state().kept_size(), 0);
+}
+
+// Both are found on the disk, whoever wrote them, when the server is started again.
+TEST(HistoryTest, ACheckpointIsInTheDatabaseItselfWhenItIsKnown) {
+  Outbox out;
+  out.Begin(absl::UnixEpoch());
+  History history({.replays = true, .requests_kept = kRequestsKept}, &out);
+  history.BeginLineage(Begun("L", 1));
+  history.SaveCheckpoint(Saved("L", 0));
+  history.TakeCheckpoint(Saved("before", 7));
+  const std::vector<JournalAction> rows = RowsOf(out);
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_FALSE(rows[0].settles);
+  EXPECT_TRUE(rows[1].settles) << "its own";
+  EXPECT_TRUE(rows[2].settles) << "one that was found";
 }
 
 TEST(HistoryTest, AFileOfTheSpoolGoesWithTheRowThatMakesItUseless) {

@@ -138,6 +138,36 @@ TEST(LineageTest, LossesAreInARowUntilTheFurthestStepThatCostSomeIsMade) {
   EXPECT_EQ(lineage.CountLossAgain(), 1u) << "of another history";
 }
 
+TEST(LineageTest, LossesBeginAnewOnceTheStepThatCostThemIsMadeOrPassedOver) {
+  Lineage lineage("a");
+  for (int i = 0; i < 6; ++i) lineage.CountStep();
+  lineage.BeginGeneration(0);
+  EXPECT_EQ(lineage.CountLossAgain(), 1u) << "in step 1";
+  lineage.BeginGeneration(0);
+  lineage.CountStepAgain();
+  lineage.BeginGeneration(0);
+  EXPECT_EQ(lineage.CountLossAgain(), 1u) << "step 1 was made: these are others";
+  lineage.BeginGeneration(5);
+  EXPECT_EQ(lineage.CountLossAgain(), 1u) << "in step 6, from a checkpoint behind the steps before";
+  EXPECT_EQ(lineage.CountLossAgain(), 2u);
+}
+
+TEST(LineageTest, TheWeightsVersionNeverFallsWithACheckpoint) {
+  internal::v1::JournalState state;
+  state.set_lineage("a-1");
+  state.set_weight_version(5);
+  internal::v1::KnownCheckpoint checkpoint;
+  checkpoint.set_step(2);
+  checkpoint.set_weight_version(3);
+  Lineage older("b", state);
+  older.BeginWith(checkpoint);
+  EXPECT_EQ(older.weight_version(), 6u);
+  checkpoint.set_weight_version(8);
+  Lineage newer("b", state);
+  newer.BeginWith(checkpoint);
+  EXPECT_EQ(newer.weight_version(), 9u);
+}
+
 // A decided step that no rank has applied comes after all that are computed again.
 TEST(LineageTest, TheWeightsOfBeforeAreNoProgressWhereTheStepAfterThemCostsWorkers) {
   Lineage lineage("a");

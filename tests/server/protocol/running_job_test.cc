@@ -62,6 +62,7 @@ TEST(RunningJobTest, AStepGoesOnWhenTheLastRankHasAnswered) {
   EXPECT_TRUE(job.AwaitsVote(0, Key(1, 1)));
   EXPECT_TRUE(job.AddVote(0, {}));
   EXPECT_EQ(job.votes()[1].message(), "of rank 1");
+  EXPECT_EQ(job.AbortMessage(1).key().incarnation(), "w2") << "a rank ignores what is another's";
   job.Commit({}, v1::StepResult::APPLIED, {});
   EXPECT_TRUE(job.AwaitsApplied(1, second)) << "asked anew";
   EXPECT_FALSE(job.AddApplied(0, {}));
@@ -74,9 +75,9 @@ TEST(RunningJobTest, ACallJobFailsAsTheRankThatCouldNot) {
   RunningJob job(kFloor);
   job.BeginCallJob("~export/1", "export x", {}, std::nullopt, /*num_ranks=*/3);
   EXPECT_FALSE(job.AwaitsDone(3));
-  EXPECT_FALSE(job.AddDone(2, absl::AbortedError("another rank could not"), 0));
-  EXPECT_FALSE(job.AddDone(0, absl::OkStatus(), 5));
-  EXPECT_FALSE(job.AwaitsDone(0)) << "it has ended";
+  EXPECT_FALSE(job.AddDone(0, absl::AbortedError("another rank could not"), 0));
+  EXPECT_FALSE(job.AddDone(2, absl::OkStatus(), 5));
+  EXPECT_FALSE(job.AwaitsDone(2)) << "it has ended";
   EXPECT_TRUE(job.AwaitsDone(1));
   EXPECT_TRUE(job.AddDone(1, absl::ResourceExhaustedError("the disk is full"), 7));
   EXPECT_EQ(job.failure(), absl::ResourceExhaustedError("the disk is full"));

@@ -44,6 +44,26 @@ TEST(CheckpointManifestTest, ItComesBackAsItWasAndNamesItsFields) {
   }
 }
 
+TEST(CheckpointPartsTest, EightWritersOfAFileAreNamedAndTheOthersCounted) {
+  CheckpointManifest manifest;
+  const auto problem = [&manifest](uint32_t ranks) {
+    manifest.clear_parts();
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      internal::v1::CheckpointPart& part = *manifest.add_parts();
+      part.set_file("model.safetensors");
+      part.set_rank(rank);
+      part.set_sha256(kNoDigits);
+      part.add_ranges()->set_begin(rank);
+      part.mutable_ranges(0)->set_bytes(1);
+    }
+    const absl::StatusOr<FilesOfParts> files = ArrangeParts(manifest.parts());
+    return files.ok() ? CheckFiles(*files, manifest.parts(), {}, Extras::kRefused) : files.status();
+  };
+  EXPECT_THAT(problem(1), Invalid("were written by rank 0"));
+  EXPECT_THAT(problem(8), Invalid("were written by ranks 0, 1, 2, 3, 4, 5, 6, 7"));
+  EXPECT_THAT(problem(9), Invalid("were written by ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"));
+}
+
 TEST(CheckpointManifestTest, TheSealIsTheDigestOfTheTextWithZerosInItsPlace) {
   const std::string text = *EncodeManifest(DrawnManifest(3));
   const size_t digits = text.find("\"seal\":\"") + 8;
