@@ -53,10 +53,12 @@ def test_a_dry_run_needs_nothing_and_lists_parts_and_seconds(unpacked):
     assert parts[:2] == ["self_check", "tests"] and parts[-1] == "reuse_large", parts
     chosen = run(unpacked, "60", "--only", "rates,dense", "--dry-run").stdout
     assert "  rates " in chosen and "  reuse " not in chosen and "at most 60 s" in chosen
+    assert run(unpacked, "60", "--only", "rates, dense ", "--dry-run").stdout == chosen
 
 
 def test_mistakes_are_clear_errors(unpacked, tmp_path):
-    for arguments, said in ((["--only", "rate"], "no such part"), (["--fast"], "unknown argument: --fast"),
+    for arguments, said in ((["--only", "rate"], "no such part"), (["--only", "r.tes"], "--only r.tes: no such part"),
+                            (["--only", ",tests"], "no such part"), (["--fast"], "unknown argument: --fast"),
                             (["--report"], "--report needs a value"), (["--report", "/no/such/r.json"], "no such folder")):
         ran = run(unpacked, *arguments)
         assert ran.returncode == 2 and said in ran.stdout, ran.stdout
@@ -156,7 +158,7 @@ def test_the_whole_check_runs_on_the_cpu(small, tmp_path):
     _, check = small
     ran = check("self_check 1 x\ntests 1 x\n", {"golden_device_test": ""}, "300", "--device", "cpu")
     assert "golden_device_test: exit status 0" in ran.stdout, ran.stdout
-    assert "## GPU" in ran.stdout and "4 passed, 0 skipped, none failed" in ran.stdout, ran.stdout
+    assert "## GPU" in ran.stdout and "6 passed, 0 skipped, none failed" in ran.stdout, ran.stdout
     assert "* met: device tests" in ran.stdout and part_of(tmp_path, "tests")["state"] == "done"
     assert ran.returncode == 0, ran.stdout
 
@@ -174,6 +176,16 @@ def test_binaries_that_have_no_time_or_end_badly_are_no_pass(small, tmp_path):
     assert "failed: b_test (exit status 3)." in ran.stdout and "* **missed**: device tests" in ran.stdout, ran.stdout
     ran = check("tests 60 x\n", {"a_test": PASSES, "b_test": PASSES}, "60", "--device", "cpu")
     assert "* met: device tests" in ran.stdout and ran.returncode == 0, ran.stdout
+
+
+def test_what_runs_takes_no_part_from_the_list(small, tmp_path):
+    """A bench that reads all that it is given."""
+    folder, check = small
+    seen = tmp_path / "seen"
+    (folder / "bin" / "gpu_bench").write_text(f'#!/bin/bash\ncat >>{seen}\ncat <&3 >>{seen} 2>/dev/null\nexit 0\n')
+    ran = check("rates 1 x\ndense 1 x\nreuse 1 x\n", {}, "60", "--device", "cpu")
+    assert [f"== {part}, at most" in ran.stdout for part in ("rates", "dense", "reuse")] == [True] * 3, ran.stdout
+    assert ran.returncode == 0 and seen.read_text() == "", ran.stdout
 
 
 BENCH = """for a; do case $last in --only) part=$a;; --seconds) echo "seconds $a" >>SEEN;; esac; last=$a; done

@@ -1,5 +1,5 @@
-// The engine on the device in fp32 against numbers of transformers in float64, kept in golden/ (golden/make_golden.py
-// made them). The folder is beside the source, or where STEMMA_GPU_GOLDEN says.
+// The engine on the device in fp32 and bf16 against numbers of transformers in float64, kept in golden/
+// (golden/make_golden.py made them). The folder is beside the source, or where STEMMA_GPU_GOLDEN says.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -25,6 +25,8 @@ namespace {
 
 // fp32 rounds to 2^-24, some forty operations deep; on a CPU 3e-6 was seen.
 constexpr double kFp32 = 1e-4;
+// bf16 rounds weights and each operation to 2^-9 = 0.002, and some tens of errors add up like a random walk.
+constexpr double kBf16 = 1.0 / 12, kBf16Least = 1.0 / 1024;
 
 std::string GoldenFolder(const std::string& name) {
   const char* folder = std::getenv("STEMMA_GPU_GOLDEN");
@@ -61,18 +63,21 @@ class GoldenDeviceTest : public DeviceTest, public ::testing::WithParamInterface
  protected:
   void SetUp() override {
     DeviceTest::SetUp();
-    if (IsSkipped()) return;
+    if (!IsSkipped()) Start("fp32");
+  }
+
+  void Start(const std::string& dtype) {
     folder_ = GoldenFolder(GetParam());
     InProcessOptions options;
     options.run.set_model(folder_ + "/model");
-    options.run.set_dtype("fp32");
+    options.run.set_dtype(dtype);
     options.run.set_schedule(v1::REUSE);
     options.run.set_wave_suffixes(2);
     options.run.set_head_chunk_tokens(32);
     options.run.set_memory_budget_bytes(uint64_t{1} << 30);
     auto config = ReadModelConfig(options.run.model());
     ASSERT_THAT(config, IsOk());
-    auto steps = InProcess::Create(options, DeviceBackend("fp32", *config));
+    auto steps = InProcess::Create(options, DeviceBackend(dtype, *config));
     ASSERT_THAT(steps, IsOk());
     steps_ = *std::move(steps);
     auto parsed = ParseTraceRequest(Read(folder_ + "/request.json"));
@@ -112,12 +117,23 @@ TEST_P(GoldenDeviceTest, AStepIsTheOneOnFile) {
   EXPECT_LT(error, kFp32);
 }
 
+TEST_P(GoldenDeviceTest, AStepInBf16IsTheOneOnFileButForItsRounding) {
+  Start("bf16");
+  const double error = WorstError(request_);
+  RecordProperty("error", std::to_string(error));
+  EXPECT_GT(error, kBf16Least) << "a run that is nearly exact is none in bf16";
+  EXPECT_LT(error, kBf16);
+}
+
 TEST_P(GoldenDeviceTest, ControlAnotherTokenIsSeen) {
   v1::PromptGroup& group = request_.groups[0];
   std::string tokens = group.prompt_tokens();
   tokens[0] = static_cast<char>((tokens[0] + 1) % 100);
   group.set_prompt_tokens(tokens);
   EXPECT_GT(WorstError(request_), 10 * kFp32);
+  const TrainingRequest changed = request_;
+  Start("bf16");
+  EXPECT_GT(WorstError(changed), kBf16);
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, GoldenDeviceTest, ::testing::Values("llama", "qwen3"),

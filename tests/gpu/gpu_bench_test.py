@@ -11,6 +11,7 @@ import pytest
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import report_page  # noqa: E402
+import report_sections  # noqa: E402
 
 BENCH = os.path.join(os.environ["STEMMA_BUILD_DIR"], "tests", "gpu_bench")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
@@ -49,6 +50,13 @@ def test_every_part_is_done_and_every_row_measured(whole):
             for row in rows:
                 missing = row.get("not_measured")
                 assert missing is None or "flash_attn" in missing, (name, row)
+
+
+def test_every_kernel_of_the_page_has_a_row(whole):
+    rows = parts_of(whole)["kernels"]["tables"]["kernels"]
+    assert {row["kernel"].partition(",")[0] for row in rows} == set(report_sections.KERNELS)
+    # A CPU has no split attention over a device's kernels: plain operations stand in their place.
+    assert {row["kernel"] for row in rows if row.get("off")} == {"attention_merge", "attention_add_parts"}
 
 
 def test_rows_that_were_not_asked_for_say_so(tmp_path):

@@ -50,8 +50,10 @@ done
 wanted() {
   [ -z "$only" ] || [[ ",$only," == *",$1,"* ]]
 }
-for part in ${only//,/ }; do
-  grep -q "^$part " "$here/parts.txt" || fail "--only $part: no such part; there are: $(cut -d' ' -f1 "$here/parts.txt" | tr '\n' ' ')"
+only=${only//[[:space:]]/}
+IFS=, read -ra only_parts <<<"$only"
+for part in "${only_parts[@]}"; do
+  cut -d' ' -f1 "$here/parts.txt" | grep -qxF -e "$part" || fail "--only $part: no such part; there are: $(cut -d' ' -f1 "$here/parts.txt" | tr '\n' ' ')"
 done
 
 python="" torch_root=${TORCH_ROOT:-}
@@ -121,6 +123,8 @@ if [ ${#run[@]} -gt 0 ]; then
   exit
 fi
 
+# What runs reads neither the list of parts nor the terminal.
+exec </dev/null
 bench=("$here/bin/gpu_bench" --report "$report")
 if command -v flock >/dev/null; then
   { exec 9>"$report.run"; } 2>/dev/null || fail "$report cannot be written: name another with --report"
@@ -139,11 +143,11 @@ limit_of() {
   [ "$limit" -le "$left" ] || limit=$left
 }
 
-# Ends what does not end by itself. The lock is not handed on, so that nothing that is left behind keeps it.
+# Ends what does not end by itself. The lock and the list of parts are not handed on, so that nothing that is left behind keeps it.
 within() {
   local at_most=$1
   shift
-  timeout -k 10 "$at_most" "$@" 9>&-
+  timeout -k 10 "$at_most" "$@" 9>&- 3<&-
 }
 
 # One binary may take what is expected of all, so that one that hangs leaves time for the others.
@@ -186,7 +190,7 @@ run_bench() {
   return $result
 }
 
-while read -r part part_seconds _; do
+while read -r part part_seconds _ <&3; do
   wanted "$part" || continue
   limit_of "$part_seconds"
   if [ "$limit" -le 0 ]; then
@@ -207,7 +211,7 @@ while read -r part part_seconds _; do
     status=1
     native "${bench[@]}" --end-part "$part" --status "$result"
   fi
-done <"$here/parts.txt"
+done 3<"$here/parts.txt"
 
 echo "results: $report; logs: $logs"
 [ -z "$python" ] || "$python" "$here/report_page.py" "$report"

@@ -36,6 +36,24 @@ const Opened& TheDevice() {
   return opened;
 }
 
+// A device whose faster attention makes its plans at once, as in the self-check: a test's few calls over a prefix would
+// else all be the other library's.
+class WithPlansAtOnce final : public Device {
+ public:
+  explicit WithPlansAtOnce(const Device& device) : device_(device) {}
+  DeviceIdentity identity() const override { return device_.identity(); }
+  DeviceMemory memory() const override { return device_.memory(); }
+  Backend MakeBackend(const BackendRequest& request) const override {
+    Backend backend = device_.MakeBackend(request);
+    for (AttentionStrategy& faster : backend.faster_attention) faster.in_use = nullptr;
+    return backend;
+  }
+  absl::StatusOr<std::shared_ptr<const Transport>> MakeTransport() const override { return device_.MakeTransport(); }
+
+ private:
+  const Device& device_;
+};
+
 class DeviceEnvironment final : public ::testing::Environment {
  public:
   void SetUp() override { TheDevice(); }
@@ -55,7 +73,7 @@ const Backend& DeviceBackend(const std::string& dtype, const ModelConfig& model)
   const Key key = {dtype, model.num_heads, model.num_kv_heads, model.head_size};
   const auto found = made.find(key);
   if (found != made.end()) return found->second;
-  return made.emplace(key, CheckedBackend(*TheDevice().device, dtype, model)).first->second;
+  return made.emplace(key, CheckedBackend(WithPlansAtOnce(*TheDevice().device), dtype, model)).first->second;
 }
 
 }  // namespace stemma::testing

@@ -24,6 +24,10 @@
 
 namespace stemma::worker {
 
+namespace cuda {
+struct AttentionKernels;
+}
+
 // An entry of the table that the start-up self-check refused (worker/backend/self_check/self_check.h); the composed one
 // runs in its place.
 struct KernelOff {
@@ -47,6 +51,8 @@ struct Backend {
   // Best first. The first that the self-check admits takes the place of `attention`; without a check none does.
   std::vector<AttentionStrategy> faster_attention = {};
   std::vector<KernelOff> kernels_off = {};
+  // What `attention` does between its calls, where that is a split attention's; null: it is none. Read by benches.
+  const cuda::AttentionKernels* attention_kernels = nullptr;
   // What the device's allocator has given out.
   MemoryStats (*memory_stats)();
   void (*reset_peak_bytes)();

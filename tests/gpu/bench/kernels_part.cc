@@ -1,19 +1,25 @@
-// Each entry of the kernel table by itself, at the sizes of a layer: seconds, the bytes that its header says it must
-// move, and their rate beside that of a copy inside the device.
+// Each entry of the kernel table, and of a split attention's, by itself, at the sizes of a layer: seconds, the bytes
+// that its header says it must move, and their rate beside that of a copy inside the device.
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/gpu/bench/parts.h"
 #include "tests/gpu/bench/shapes.h"
+#include "worker/backend/cuda/attention/attention_kernels.h"
+#include "worker/backend/cuda/attention/composed_attention_kernels.h"
 
 namespace stemma::testing {
 namespace {
 
 using nlohmann::json;
+
+// How rows of a split attention's kernels begin.
+constexpr std::string_view kOfAttention = "attention_";
 
 // What a row calls, with its operands, and the bytes of the formula in the kernel's header.
 struct Work {
@@ -43,6 +49,8 @@ class KernelTable {
     Loss(run_.options().tiny ? 64 : 65536);
     if (!run_.options().tiny) Loss(int64_t{1} << 22);
     WholeGradients();
+    Merge();
+    AddParts();
   }
 
  private:
@@ -57,6 +65,7 @@ class KernelTable {
   bool IsOff(const std::string& row_name) const {
     const std::string kernel = row_name.substr(0, row_name.find(','));
     const std::vector<KernelOff>& off = backend_.kernels_off;
+    if (kernel.starts_with(kOfAttention)) return backend_.attention_kernels == nullptr;
     return std::any_of(off.begin(), off.end(), [&](const KernelOff& one) { return one.kernel == kernel; });
   }
 
@@ -224,6 +233,29 @@ class KernelTable {
       const at::Tensor weights = Bf16({count}), sum = at::zeros({1}, backend_.options(at::kLong))[0];
       return Work{count * 2,
                   [=, this] { backend_.kernels.word_sum({.values = weights, .columns = columns, .sum = sum}); }};
+    });
+  }
+
+  worker::cuda::AttentionKernels OfAttention() const {
+    return backend_.attention_kernels != nullptr ? *backend_.attention_kernels
+                                                 : worker::cuda::ComposedAttentionKernels();
+  }
+
+  void Merge() {
+    const int64_t h = model_.num_heads, e = model_.head_size;
+    Row(std::string(kOfAttention) + "merge", rows_, [=, this] {
+      const at::Tensor a = Bf16({rows_, h, e}), b = Bf16({rows_, h, e}), o = at::empty_like(a),
+                       lse_a = Fp32({h, rows_}), lse_b = Fp32({h, rows_}), lse = at::empty_like(lse_a);
+      return Work{rows_ * h * (6 * e + 12), [=, this] { OfAttention().merge({a, b, lse_a, lse_b, o, lse}); }};
+    });
+  }
+
+  // As many parts as a call over a short prefix has chunks.
+  void AddParts() {
+    const int64_t k = model_.num_kv_heads, e = model_.head_size, parts = 4;
+    Row(std::string(kOfAttention) + "add_parts", rows_, [=, this] {
+      const at::Tensor of_calls = Bf16({parts, rows_, k, e}), sum = Fp32({rows_, k, e});
+      return Work{rows_ * k * e * (2 * parts + 8), [=, this] { OfAttention().add_parts({of_calls, sum}); }};
     });
   }
 

@@ -48,8 +48,13 @@ Kernels AllKernels() {
   return kernels;
 }
 
+const AttentionKernels& BetweenCalls() {
+  static const AttentionKernels kernels = CudaAttentionKernels();
+  return kernels;
+}
+
 FlashAttentionOptions AttentionOptions() {
-  FlashAttentionOptions options{.kernels = CudaAttentionKernels()};
+  FlashAttentionOptions options{.kernels = BetweenCalls()};
   options.num_multiprocessors = at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
   options.send = Send;
   return options;
@@ -87,6 +92,7 @@ Backend MakeCudaBackend(at::Device device, const BackendRequest& request) {
           .kernels = AllKernels(),
           .attention = std::make_shared<FlashAttention>(Fa2(), AttentionOptions()),
           .faster_attention = FasterAttention(request),
+          .attention_kernels = &BetweenCalls(),
           .memory_stats = CudaMemoryStats,
           .reset_peak_bytes = ResetCudaPeakBytes,
           .make_copy_engine = MakeCopyEngine,

@@ -26,7 +26,11 @@ MemoryStats CudaMemoryStats() {
 void ResetCudaPeakBytes() { c10::cuda::CUDACachingAllocator::resetPeakStats(device_index); }
 
 int64_t CudaFreeBytes() {
-  return CudaMemory(at::Device(at::kCUDA, device_index)).free_bytes + CudaMemoryStats().cached_bytes;
+  const auto stats = getDeviceStats(device_index);
+  return HeadroomOf({.driver_free = CudaMemory(at::Device(at::kCUDA, device_index)).free_bytes,
+                     .reserved = stats.reserved_bytes[kAll].current,
+                     .allocated = stats.allocated_bytes[kAll].current,
+                     .inactive_split = stats.inactive_split_bytes[kAll].current});
 }
 
 DeviceMemory CudaMemory(at::Device device) {
