@@ -155,6 +155,7 @@ TEST(ContextParallelCostTest, RowsOfARankAreRoundedBlockByBlock) {
     EXPECT_EQ(largest.row_parts, most.row_parts);
     EXPECT_EQ(RowsOfRank(drawn.shape, {}).rows, 0);
     EXPECT_EQ(NumBlocks({}), 0);
+    EXPECT_EQ(BlockRows({.rows = 5, .block_rows = 8}), 5) << "no block has rows that are not there";
   }
 }
 

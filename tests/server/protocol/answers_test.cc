@@ -41,6 +41,7 @@ class AnswersTest : public ::testing::Test {
     event.message.mutable_register_()->set_incarnation("w" + std::to_string(session));
     event.message.mutable_register_()->set_memory_free_bytes(1000);
     event.message.mutable_register_()->set_host("h");
+    event.message.mutable_register_()->set_pid(static_cast<uint32_t>(10 * session));
     event.message.mutable_register_()->set_device(device);
     Handle(event);
   }
@@ -122,6 +123,79 @@ TEST_F(AnswersTest, LinksAreToldOnceAllRanksHaveMeasuredThem) {
   EXPECT_EQ(AnswerTo<v1::ServerInfo>(GetServerInfoEvent{10}).links_size(), 0) << "the other rank's may be slower";
   Ready(2, {testing::Link("dp", 2, 1e-5, 1e-9)});
   EXPECT_EQ(AnswerTo<v1::ServerInfo>(GetServerInfoEvent{11}).links_size(), 1);
+}
+
+TEST_F(AnswersTest, ARankIsFoundByHostAndProcess) {
+  Begin(AnsweringOptions(2));
+  Register(1, "cpu:0");
+  Register(2, "cpu:1");
+  const auto info = AnswerTo<v1::ServerInfo>(GetServerInfoEvent{10});
+  EXPECT_EQ(info.workers_connected(), 2u);
+  EXPECT_EQ(info.generation(), 1u);
+  ASSERT_EQ(info.ranks_size(), 2);
+  EXPECT_EQ(info.ranks(1).host(), "h");
+  EXPECT_EQ(info.ranks(1).pid(), 20u);
+}
+
+TEST_F(AnswersTest, AModelIsToldWithItsSizes) {
+  CoordinatorOptions options = AnsweringOptions(1);
+  options.model = {.model_type = "llama", .vocab_size = 512};
+  options.model.hidden_size = 64;
+  options.model.max_positions = 4096;
+  Begin(options);
+  const auto model = AnswerTo<v1::ModelInfo>(GetModelEvent{10});
+  EXPECT_EQ(model.model_type(), "llama");
+  EXPECT_EQ(model.vocab_size(), 512u);
+  EXPECT_EQ(model.max_positions(), 4096u);
+  EXPECT_EQ(model.num_parameters(), options.model.num_parameters());
+  EXPECT_GT(model.num_parameters(), 0u);
+}
+
+TEST_F(AnswersTest, AnExportIsWrittenInTheDtypeThatWasAsked) {
+  Serve();
+  ExportEvent event = {.call = 10, .request = {}};
+  event.request.set_name("x");
+  event.request.set_dtype("bf16");
+  std::string dtype;
+  for (const Action& action : Handle(event)) {
+    const auto* send = std::get_if<SendAction>(&action);
+    if (send != nullptr && send->message.has_export_()) dtype = send->message.export_().dtype();
+  }
+  EXPECT_EQ(dtype, "bfloat16");
+  WorkerMessageEvent done = {.session = 1, .message = {}};
+  done.message.mutable_export_done()->set_id("~export/1");
+  EXPECT_EQ(AnswerTo<v1::ExportWeightsResponse>(done).weight_version(), 1u);
+}
+
+// As the server before answered it; one that may be sent again is not answered with it.
+TEST_F(AnswersTest, AFailureIsTheSameAfterARestart) {
+  for (const bool resumable : {false, true}) {
+    CoordinatorOptions options = AnsweringOptions(1);
+    options.journal.set_lineage("L-1");
+    internal::v1::KnownRequest& known = *options.journal.add_requests();
+    known.set_request_id("a");
+    known.set_digest("p");
+    known.set_lineage("L-1");
+    known.mutable_status()->set_state(v1::FAILED);
+    *known.mutable_status()->mutable_failure() = ToFailure(MakeError(Reason::kNonfiniteGradient, "x"));
+    known.set_resumable(resumable);
+    Begin(options);
+    const SubmitEvent repeat = {10, MakeUpdate(Command("submit 10 a"))};
+    EXPECT_EQ(ErrorReason(AnswerTo<absl::Status>(repeat)), resumable ? "STARTING" : "NONFINITE_GRADIENT");
+  }
+}
+
+TEST_F(AnswersTest, AShortLastMiniBatchIsWarnedOf) {
+  Serve();
+  std::vector<std::string> warnings;
+  for (const Action& action : Submit("a slow=5", 0)) {
+    const auto* row = std::get_if<JournalAction>(&action);
+    internal::v1::JournalRow read;
+    if (row == nullptr || !read.ParseFromString(row->body) || !read.has_accepted()) continue;
+    warnings.assign(read.accepted().begun().warnings().begin(), read.accepted().begun().warnings().end());
+  }
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_EQ(warnings[0], "the last mini-batch of an epoch has 2 groups instead of 5");
 }
 
 TEST_F(AnswersTest, AWorkerThatLoadsIsNotIdle) {
@@ -239,6 +313,13 @@ TEST(AnswerChecksTest, ClientStateIsKeptUpToItsLimit) {
   EXPECT_TRUE(CheckSaveRequest(request).ok());
   request.mutable_client_state()->push_back('x');
   EXPECT_EQ(GetErrorDetails(CheckSaveRequest(request)).violations.at(0).field, "client_state");
+}
+
+TEST(AnswerChecksTest, AnExportThatExistsIsToldWithItsPath) {
+  const ErrorDetails details = GetErrorDetails(ExportExistsError("data/exports/x", {{"pending", "true"}}));
+  EXPECT_EQ(details.metadata.at("name"), "x");
+  EXPECT_EQ(details.metadata.at("path"), "data/exports/x");
+  EXPECT_EQ(details.metadata.at("pending"), "true");
 }
 
 TEST(AnswerChecksTest, ALargeRequestIsTakenWhereNoOtherWaits) {

@@ -49,6 +49,11 @@ TEST(LineageTest, ARolledBackRequestIsToldWhatTheModelWentOnFrom) {
   const std::string text(lineage.RolledBackError(record).message());
   EXPECT_NE(text.find("went on from checkpoint c at step 3"), std::string::npos) << text;
   EXPECT_EQ(text.find("no checkpoint"), std::string::npos) << text;
+  EXPECT_EQ(text.find(", was "), std::string::npos) << "it had not ended: " << text;
+  record.status.set_state(v1::DONE);
+  record.ended = true;
+  const std::string done(lineage.RolledBackError(record).message());
+  EXPECT_NE(done.find(" steps applied, was DONE, is rolled back"), std::string::npos) << done;
   record.lineage = "before-1";  // no longer remembered
   const std::string neutral(lineage.RolledBackError(record).message());
   EXPECT_NE(neutral.find("lineage before-1 at step 5 are gone"), std::string::npos) << neutral;
