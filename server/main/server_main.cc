@@ -83,8 +83,8 @@ absl::Status CheckModelOfBase(const ServerMainOptions& options, const std::strin
   if (base.empty()) return absl::OkStatus();
   const absl::Status same = storage.checkpoints().CheckModel(base, options.model);
   if (absl::IsInvalidArgument(same)) return same;
-  LOG(INFO) << "the weights are those of checkpoint " << base << "; those in " << options.config.model()
-            << " are not read";
+  LOG_IF(INFO, same.ok()) << "the weights are those of checkpoint " << base << "; those in " << options.config.model()
+                          << " are not read";
   return absl::OkStatus();
 }
 

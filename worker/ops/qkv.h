@@ -31,8 +31,8 @@ struct QkNorm {
 };
 
 struct QkvHeads {
-  at::Tensor k_TKE, v_TKE;  // contiguous
   at::Tensor q_HTE;         // laid out as Backend::queries_by_token says; undefined when num_heads is 0
+  at::Tensor k_TKE, v_TKE;  // contiguous
   at::Tensor rstd_TJ;       // [T, H + K] of QK-norm; undefined without
 };
 
