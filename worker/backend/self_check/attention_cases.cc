@@ -59,7 +59,8 @@ std::vector<AttentionCase> Batches() {
 // So many rows that plain operations' scores take 1 GiB in fp64, no multiple of 128.
 int64_t RowsOfLongSpan(int64_t heads) {
   constexpr int64_t kScores = int64_t{1} << 27, kMultiple = 128, kMost = 4352;
-  const auto most = static_cast<int64_t>(std::sqrt(static_cast<double>(kScores / heads)));
+  const int64_t scores_of_head = kScores / heads;
+  const auto most = static_cast<int64_t>(std::sqrt(static_cast<double>(scores_of_head)));
   return std::clamp<int64_t>(most / kMultiple * kMultiple, kMultiple, kMost) - 3;
 }
 

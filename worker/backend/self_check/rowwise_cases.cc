@@ -13,6 +13,8 @@ constexpr double kEps = 1e-6;
 
 struct RowShape {
   int64_t rows, width;
+
+  bool is_large() const { return rows > 1000; }
 };
 
 // Whole vectors and tails; rows at aligned and at odd addresses; one row; rows of several tiles, and wider than a block
@@ -172,9 +174,11 @@ void RunQkvBackward(const Side& side, Operands& operands, const QkvCase& c) {
 std::vector<Case> RmsNormForwardCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const RowShape& shape : kRowShapes) {
-    cases.push_back({RowShapeText(shape), [shape](const Side& side, Operands& operands) {
+    cases.push_back({RowShapeText(shape),
+                     [shape](const Side& side, Operands& operands) {
                        RunRmsNormForward(side, operands, shape, operands.Draw({shape.rows, shape.width}));
-                     }});
+                     },
+                     shape.is_large()});
   }
   const RowShape small{6, 200};
   cases.push_back({RowShapeText(small) + " of the size of eps", [small](const Side& side, Operands& operands) {
@@ -191,7 +195,8 @@ std::vector<Case> RmsNormBackwardCases(const CheckShape&) {
                        [shape, residual](const Side& side, Operands& operands) {
                          const at::Tensor x = operands.Draw({shape.rows, shape.width});
                          RunRmsNormBackward(side, operands, shape, x, residual);
-                       }});
+                       },
+                       shape.is_large()});
     }
   }
   const RowShape small{6, 200};
@@ -205,12 +210,13 @@ std::vector<Case> SwigluForwardCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const RowShape& shape : kRowShapes) {
     for (const double scale : {1.0, 40.0}) {
-      cases.push_back(
-          {absl::StrCat(RowShapeText(shape), " of size ", scale), [=](const Side& side, Operands& operands) {
-             const at::Tensor x = operands.Normal({shape.rows, 2 * shape.width}, Numbers::kRun, scale);
-             const at::Tensor y = operands.Written("y_TF", {shape.rows, shape.width}, Numbers::kRun);
-             side.kernels.swiglu_forward({.gate_up_TJ = x, .y_TF = y});
-           }});
+      cases.push_back({absl::StrCat(RowShapeText(shape), " of size ", scale),
+                       [=](const Side& side, Operands& operands) {
+                         const at::Tensor x = operands.Normal({shape.rows, 2 * shape.width}, Numbers::kRun, scale);
+                         const at::Tensor y = operands.Written("y_TF", {shape.rows, shape.width}, Numbers::kRun);
+                         side.kernels.swiglu_forward({.gate_up_TJ = x, .y_TF = y});
+                       },
+                       shape.is_large()});
     }
   }
   return cases;
@@ -221,12 +227,14 @@ std::vector<Case> SwigluBackwardCases(const CheckShape&) {
   for (const RowShape& shape : kRowShapes) {
     for (const double scale : {1.0, 40.0}) {
       cases.push_back(
-          {absl::StrCat(RowShapeText(shape), " of size ", scale), [=](const Side& side, Operands& operands) {
+          {absl::StrCat(RowShapeText(shape), " of size ", scale),
+           [=](const Side& side, Operands& operands) {
              const at::Tensor x = operands.Normal({shape.rows, 2 * shape.width}, Numbers::kRun, scale);
              const at::Tensor dy = operands.Normal({shape.rows, shape.width}, Numbers::kRun);
              const at::Tensor dx = operands.Written("dgate_up_TJ", {shape.rows, 2 * shape.width}, Numbers::kRun);
              side.kernels.swiglu_backward({.dy_TF = dy, .gate_up_TJ = x, .dgate_up_TJ = dx});
-           }});
+           },
+           shape.is_large()});
     }
   }
   return cases;
@@ -255,13 +263,15 @@ std::vector<Case> EmbeddingBackwardCases(const CheckShape&) {
   std::vector<Case> cases;
   for (const RowShape& shape : kRowShapes) {
     for (const int64_t vocab : {3, 50}) {
-      cases.push_back(
-          {absl::StrCat(RowShapeText(shape), " of ", vocab, " tokens"), [=](const Side& side, Operands& operands) {
-             const at::Tensor tokens = operands.GivenIntegers(operands.DrawIntegers(vocab + 1, shape.rows) - 1);
-             const at::Tensor dx = operands.Normal({shape.rows, shape.width}, Numbers::kRun);
-             const at::Tensor dweight = operands.AddedTo("dweight_VD", {vocab, shape.width}, Numbers::kAcc);
-             side.kernels.embedding_backward({.tokens_T = tokens, .dx_TD = dx, .dweight_VD = dweight});
-           }});
+      cases.push_back({absl::StrCat(RowShapeText(shape), " of ", vocab, " tokens"),
+                       [=](const Side& side, Operands& operands) {
+                         const at::Tensor tokens =
+                             operands.GivenIntegers(operands.DrawIntegers(vocab + 1, shape.rows) - 1);
+                         const at::Tensor dx = operands.Normal({shape.rows, shape.width}, Numbers::kRun);
+                         const at::Tensor dweight = operands.AddedTo("dweight_VD", {vocab, shape.width}, Numbers::kAcc);
+                         side.kernels.embedding_backward({.tokens_T = tokens, .dx_TD = dx, .dweight_VD = dweight});
+                       },
+                       shape.is_large()});
     }
   }
   return cases;
