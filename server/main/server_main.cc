@@ -82,7 +82,7 @@ absl::Status CheckModelOfBase(const ServerMainOptions& options, const std::strin
   const std::string base = resume.empty() ? ChooseBase(storage.state(), replays).checkpoint : resume;
   if (base.empty()) return absl::OkStatus();
   const absl::Status same = storage.checkpoints().CheckModel(base, options.model);
-  if (absl::IsInvalidArgument(same)) return same;
+  if (HasReason(same, Reason::kInvalidRequest)) return same;
   LOG_IF(INFO, same.ok()) << "the weights are those of checkpoint " << base << "; those in " << options.config.model()
                           << " are not read";
   return absl::OkStatus();

@@ -195,6 +195,18 @@ absl::StatusOr<StoredCheckpoint> ReadManifest(const std::string& path, const std
   return Stored(std::move(manifest), *files, text);
 }
 
+// Checks that the bytes of a file that one rank has written whole are those that it wrote.
+absl::Status CheckStays(const std::string& path, const std::string& name, const std::string& file) {
+  ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(path));
+  ASSIGN_OR_RETURN(const std::string text, folder.Read(std::string(kManifestFile), kManifestBytesMax));
+  ASSIGN_OR_RETURN(const CheckpointManifest manifest, ManifestOf(folder, name, text));
+  ASSIGN_OR_RETURN(const std::string bytes, folder.Read(file, kManifestBytesMax));
+  const std::string digest = Sha256Of(bytes);
+  const bool stays = std::any_of(manifest.parts().begin(), manifest.parts().end(),
+                                 [&](const auto& part) { return part.file() == file && part.sha256() == digest; });
+  return stays ? absl::OkStatus() : CorruptCheckpoint(path, absl::StrCat(file, ": is not what was saved"));
+}
+
 }  // namespace
 
 internal::v1::KnownCheckpoint KnownOf(const StoredCheckpoint& stored) {
@@ -314,10 +326,11 @@ absl::StatusOr<std::vector<std::string>> CheckpointStore::Names() const {
 
 absl::Status CheckpointStore::CheckModel(const std::string& name, const ModelConfig& model) const {
   RETURN_IF_ERROR(CheckFileName(name));
-  const std::string path = absl::StrCat(folder_, "/", name, "/config.json");
-  ASSIGN_OR_RETURN(const ModelConfig saved, ReadModelConfig(path));
+  const std::string path = absl::StrCat(folder_, "/", name), file = "config.json";
+  ASSIGN_OR_RETURN(const ModelConfig saved, ReadModelConfig(absl::StrCat(path, "/", file)));
   const std::string difference = FirstDifference(saved, model);
   if (difference.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckStays(path, name, file));  // a byte that was flipped is no other model
   return MakeError(Reason::kInvalidRequest,
                    absl::StrCat("checkpoint ", name, " is of another model than the server's --model: they differ in ",
                                 difference, "; give each model a --data of its own"),

@@ -42,10 +42,20 @@ TEST_F(CheckpointOfAnotherTest, AManifestOfAnotherVersionIsNoAnswer) {
                        AllOf(HasSubstr("newer/manifest.json"), HasSubstr("use the program that wrote it"))));
 }
 
+DrawnSave SaveOfModel(const std::string& name, const std::string& config_json) {
+  DrawnSave save = MakeSave(name, 1, 1);
+  save.contents["config.json"] = config_json;
+  auto& parts = *save.manifest.mutable_parts();
+  for (int i = parts.size() - 1; i >= 0; --i) {
+    if (parts[i].file() == "config.json") parts.DeleteSubrange(i, 1);
+  }
+  AddPart(save, "config.json", 0, {{0, config_json.size()}});
+  return save;
+}
+
 TEST_F(CheckpointOfAnotherTest, ACheckpointOfAnotherModelIsRefusedByItsFirstDifference) {
-  ASSERT_THAT(CommitSave(store_, folder_.path(), MakeSave("mine", 1, 1), ""), IsOk());
   const ModelConfig model = SmallLlama();
-  SetBytes(Path("mine/config.json"), ModelConfigJson(model));
+  ASSERT_THAT(CommitSave(store_, folder_.path(), SaveOfModel("mine", ModelConfigJson(model)), ""), IsOk());
   EXPECT_THAT(store_.CheckModel("mine", model), IsOk());
   ModelConfig other = model;
   other.num_layers += 1;
@@ -55,6 +65,20 @@ TEST_F(CheckpointOfAnotherTest, ACheckpointOfAnotherModelIsRefusedByItsFirstDiff
   EXPECT_THAT(status,
               StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("checkpoint mine is of another model"),
                                                                  HasSubstr("differ in num_hidden_layers"))));
+}
+
+// A byte that was flipped may leave a config of another size, or none: the checkpoint is damaged, and one before it may
+// be whole.
+TEST_F(CheckpointOfAnotherTest, ADamagedConfigIsNoOtherModel) {
+  const ModelConfig model = SmallLlama();
+  ASSERT_THAT(CommitSave(store_, folder_.path(), SaveOfModel("mine", ModelConfigJson(model)), ""), IsOk());
+  ModelConfig other = model;
+  other.ffn_size += 8;
+  SetBytes(Path("mine/config.json"), ModelConfigJson(other));
+  EXPECT_THAT(store_.CheckModel("mine", model),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("config.json: is not what was saved")));
+  SetBytes(Path("mine/config.json"), "{\"model_type\" 1}");
+  EXPECT_EQ(ErrorReason(store_.CheckModel("mine", model)), "");
 }
 
 TEST_F(CheckpointOfAnotherTest, FoldersThatAreNoCheckpointHaveNamesAllTheSame) {
