@@ -235,7 +235,7 @@ TEST_F(CheckpointSaverTest, AHostWithoutMemoryIsTheSavesAnswer) {
   CheckpointFiles files;
   files.folder = Target("c");
   files.shares.emplace_back().name = "model.safetensors";
-  files.shares[0].pieces.emplace_back();
+  files.shares[0].pieces.emplace_back().bytes.length = 1;
   const PieceReader full = [](StateKind, const StatePiece&, const ByteSink&) -> absl::Status {
     throw std::bad_alloc();
   };
