@@ -16,13 +16,6 @@ namespace {
 // A larger report of a plan is not in the journal: the result of a request that is asked for after a restart lacks it.
 constexpr size_t kReportBytesMax = 64 << 10;
 
-bool AnyReward(const std::vector<v1::PromptGroup>& groups) {
-  return std::any_of(groups.begin(), groups.end(), [](const v1::PromptGroup& group) {
-    return std::any_of(group.rollouts().begin(), group.rollouts().end(),
-                       [](const v1::Rollout& rollout) { return rollout.has_reward(); });
-  });
-}
-
 UpdateRecord RecordOf(const TrainingRequest& request, const std::string& lineage) {
   UpdateRecord record;
   record.id = request.header().request_id();
@@ -40,11 +33,6 @@ UpdateRecord RecordOf(const TrainingRequest& request, const std::string& lineage
     record.result.add_warnings(absl::StrCat("the last mini-batch of an epoch has ",
                                             request.groups.size() % update.ppo_mini_batch_size(), " groups instead of ",
                                             update.ppo_mini_batch_size()));
-  }
-  if (update.loss().normalize_advantage_std() && !AnyReward(request.groups)) {
-    record.result.add_warnings(
-        "loss.normalize_advantage_std is not read: every rollout has an advantage, which is taken as it is, and none a "
-        "reward to make one from");
   }
   return record;
 }

@@ -18,7 +18,7 @@ def group(uid, advantage):
 
 def update(client, **options):
     groups = [group("a", 1.0), group("b", 1e30), group("c", 1.0)]
-    return client.update_actor(groups, stemma.grpo(loss_agg_mode="token-sum", normalize_advantage_std=None), stemma.adamw(1e-3, max_grad_norm=0),
+    return client.update_actor(groups, stemma.grpo(loss_agg_mode="token-sum"), stemma.adamw(1e-3, max_grad_norm=0),
                                mini_batch=1, **options)
 
 

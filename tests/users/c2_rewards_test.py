@@ -35,21 +35,6 @@ def test_rewards_whose_variance_overflows_are_named(cluster):
     assert error.metadata["uid"] == "g0"
 
 
-def test_who_sends_advantages_and_wants_them_normalized_is_told_that_they_are_not(cluster):
-    said = {}
-    for name, request in (("rewards", with_rewards([1.0, 0.0])), ("some", with_rewards([1.0, 0.0])), ("sent", Request())):
-        request.header["loss"]["normalize_advantage_std"] = True
-        if name == "some":
-            del request.groups[0]["rollouts"][0]["reward"]
-            request.groups[0]["rollouts"][0]["advantage"] = 1.0
-        said[name] = [text for text in request.send(cluster.stub).result.warnings if "normalize_advantage_std" in text]
-    assert said["rewards"] == said["some"] == []
-    assert len(said["sent"]) == 1 and "taken as it is" in said["sent"][0]
-    quiet = Request()
-    quiet.header["loss"]["normalize_advantage_std"] = False  # nothing is divided, and nothing was asked to be
-    assert not any("normalize" in text for text in quiet.send(cluster.stub).result.warnings)
-
-
 @pytest.mark.parametrize("normalize", [True, False])
 def test_rewards_of_any_size_give_a_step_or_an_error_that_says_why(cluster, normalize):
     seed = 20261122

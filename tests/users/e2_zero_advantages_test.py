@@ -31,7 +31,7 @@ LEFT_OUT = {"prefix/token_ratio", "perf/actor/throughput", "perf/actor/tflops", 
             "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "time/log_probs_s"}
 
 
-@pytest.mark.parametrize("options", [{"old": None}, {"loss": stemma.grpo(normalize_advantage_std=None), "old": "policy"}],
+@pytest.mark.parametrize("options", [{"old": None}, {"loss": stemma.grpo(), "old": "policy"}],
                          ids=["without the worker", "after the entry pass"])
 def test_a_step_with_all_advantages_zero_has_every_metric_and_a_warning(client, options):
     applied = update(client, [group(f"a{i}", SOME) for i in range(4)], **options)
