@@ -71,8 +71,8 @@ class CheckpointStore {
   // Returns the names that no new checkpoint can have: of all that is there, checkpoint or not, in no order.
   absl::StatusOr<std::vector<std::string>> Names() const;
   // Compares the config.json of a checkpoint with the model that is trained. Errors: INVALID_REQUEST, which names the
-  // first field in which they differ; InvalidArgument without a reason, or CORRUPT_CHECKPOINT - the file is damaged; the
-  // file system's.
+  // first field in which they differ; InvalidArgument without a reason, or CORRUPT_CHECKPOINT - the file is damaged;
+  // the file system's.
   absl::Status CheckModel(const std::string& name, const ModelConfig& model) const;
   // Renames it to a temporary name, another than Begin's of the same name, durably: from then on it is no checkpoint.
   // Returns that name, for Abandon. Errors: NotFound; those of the disk, after which it may have either name, and may
