@@ -81,7 +81,7 @@ absl::Status CheckModelOfBase(const ServerMainOptions& options, const std::strin
   const bool replays = options.config.durability() == v1::REPLAY;
   const std::string base = resume.empty() ? ChooseBase(storage.state(), replays).checkpoint : resume;
   if (base.empty()) return absl::OkStatus();
-  const absl::Status same = storage.checkpoints().CheckModel(base, options.model);
+  absl::Status same = storage.checkpoints().CheckModel(base, options.model);
   if (HasReason(same, Reason::kInvalidRequest)) return same;
   LOG_IF(INFO, same.ok()) << "the weights are those of checkpoint " << base << "; those in " << options.config.model()
                           << " are not read";

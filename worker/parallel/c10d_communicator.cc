@@ -31,7 +31,7 @@ at::Tensor Bytes(const at::Tensor& tensor) { return Flat(tensor).view(at::kByte)
 // that the stream is past it, not in the order of the streams. A call's tensors stay until it has been waited for, so
 // nothing of that is needed; of collectives PyTorch knows it.
 at::Tensor Message(const at::Tensor& values) {
-  const at::Tensor bytes = Bytes(values);
+  at::Tensor bytes = Bytes(values);
   if (bytes.is_cpu()) return bytes;
   return at::for_blob(bytes.data_ptr(), bytes.sizes())
       .options(bytes.options())
