@@ -1,6 +1,7 @@
 #include "common/trace/trace.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,8 +19,7 @@ constexpr char kSchema[] = "stemma.trace.v1";
 constexpr size_t kReadBytes = 1 << 20;
 constexpr size_t kIdDigits = 16;
 
-absl::StatusOr<std::string> DigestOfFile(const std::string& path) {
-  ASSIGN_OR_RETURN(const RegularFile file, RegularFile::Open(path));
+absl::StatusOr<std::string> DigestOf(const RegularFile& file) {
   Sha256 sha;
   std::vector<char> buffer(kReadBytes);
   for (uint64_t offset = 0; offset < file.bytes(); offset += buffer.size()) {
@@ -47,11 +47,8 @@ std::string TooLong(uint64_t bytes, size_t line_bytes_max) {
 
 }  // namespace
 
-TraceReader::TraceReader(std::string path, std::string digest, size_t line_bytes_max)
-    : path_(std::move(path)),
-      digest_(std::move(digest)),
-      stream_(path_, std::ios::binary),
-      line_bytes_max_(line_bytes_max) {}
+TraceReader::TraceReader(std::string path, std::string digest, RegularFile file, size_t line_bytes_max)
+    : path_(std::move(path)), digest_(std::move(digest)), file_(std::move(file)), line_bytes_max_(line_bytes_max) {}
 
 absl::Status TraceReader::Error(const std::string& message) const {
   return absl::InvalidArgumentError(absl::StrCat(path_, ": line ", line_, ": ", message));
@@ -59,10 +56,9 @@ absl::Status TraceReader::Error(const std::string& message) const {
 
 absl::StatusOr<TraceReader> TraceReader::Open(const std::string& path, size_t line_bytes_max) {
   ASSIGN_OR_RETURN(const std::string resolved, ResolvePath(path));
-  ASSIGN_OR_RETURN(std::string digest, DigestOfFile(resolved));
-  TraceReader reader(resolved, std::move(digest), line_bytes_max);
-  if (!reader.stream_) return absl::InternalError(absl::StrCat(path, ": cannot be read"));
-  reader.path_ = path;
+  ASSIGN_OR_RETURN(RegularFile file, RegularFile::Open(resolved));
+  ASSIGN_OR_RETURN(std::string digest, DigestOf(file));
+  TraceReader reader(path, std::move(digest), std::move(file), line_bytes_max);
   std::string text;
   ASSIGN_OR_RETURN(const bool has_line, reader.NextLine(text));
   if (!has_line) return absl::InvalidArgumentError(absl::StrCat(path, ": is empty"));
@@ -70,18 +66,35 @@ absl::StatusOr<TraceReader> TraceReader::Open(const std::string& path, size_t li
   return reader;
 }
 
+// Leaves the buffer empty at the end of the file, and for good where the disk fails.
+absl::Status TraceReader::FillBuffer() {
+  const uint64_t left = file_.bytes() - offset_;
+  next_ = 0;
+  buffer_.resize(std::min<uint64_t>(kReadBytes, left));
+  const absl::Status status = file_.ReadAt(offset_, buffer_.data(), buffer_.size());
+  offset_ += status.ok() ? buffer_.size() : left;
+  if (!status.ok()) buffer_.clear();
+  return status;
+}
+
 absl::StatusOr<bool> TraceReader::NextLine(std::string& text) {
   text.clear();
   ++line_;
-  std::streambuf& buffer = *stream_.rdbuf();
   uint64_t bytes = 0;
-  int c = buffer.sbumpc();
+  bool ended = false;
   // A line that is too long is passed over to its end, so that the lines behind it keep their numbers.
-  for (; c != '\n' && c != std::char_traits<char>::eof(); c = buffer.sbumpc()) {
-    if (++bytes <= line_bytes_max_) text.push_back(static_cast<char>(c));
+  while (!ended) {
+    if (next_ == buffer_.size()) RETURN_IF_ERROR(FillBuffer());
+    if (buffer_.empty()) break;
+    const std::string_view rest = std::string_view(buffer_).substr(next_);
+    const std::string_view piece = rest.substr(0, rest.find('\n'));
+    ended = piece.size() < rest.size();
+    next_ += piece.size() + (ended ? 1 : 0);
+    bytes += piece.size();
+    text.append(piece.substr(0, line_bytes_max_ - text.size()));
   }
   if (bytes > line_bytes_max_) return Error(TooLong(bytes, line_bytes_max_));
-  return c == '\n' || bytes > 0;
+  return ended || bytes > 0;
 }
 
 absl::StatusOr<std::optional<TraceLine>> TraceReader::Next() {

@@ -6,12 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
 #include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/file.h"
 #include "common/base/file_writer.h"
 #include "common/trace/trace_json.h"
 
@@ -32,19 +32,24 @@ class TraceReader {
   static absl::StatusOr<TraceReader> Open(const std::string& path, size_t line_bytes_max = kTraceLineBytesMax);
 
   // The next request; nothing at the end. A request_id that is absent is derived from (digest, line): the same file
-  // gives the same ids. Blank lines are passed over. After an error the next call reads the next line.
+  // gives the same ids. Blank lines are passed over. After an error the next call reads the next line; after one of the
+  // disk there is none.
   absl::StatusOr<std::optional<TraceLine>> Next();
 
   const std::string& digest() const { return digest_; }  // SHA-256 of the file, hexadecimal
 
  private:
-  TraceReader(std::string path, std::string digest, size_t line_bytes_max);
+  TraceReader(std::string path, std::string digest, RegularFile file, size_t line_bytes_max);
   absl::StatusOr<bool> NextLine(std::string& text);
+  absl::Status FillBuffer();
   absl::Status Error(const std::string& message) const;
 
   std::string path_;
   std::string digest_;
-  std::ifstream stream_;
+  RegularFile file_;
+  std::string buffer_;  // what was read of the file, and not yet passed on from `next_` on
+  size_t next_ = 0;
+  uint64_t offset_ = 0;  // of the file, behind the buffer
   size_t line_bytes_max_;
   int64_t line_ = 0;
 };

@@ -183,6 +183,33 @@ TEST_F(TraceFileTest, ALineThatIsTooLongIsPassedOverToItsEnd) {
   EXPECT_FALSE(reader->Next()->has_value());
 }
 
+// A file is read in pieces of 1 MiB: lines lie across the end of one, end with it, and begin behind it.
+TEST_F(TraceFileTest, LinesAcrossPiecesAreWhole) {
+  const size_t line_bytes = std::string(kLine).size();
+  for (const size_t before : {(1 << 20) - line_bytes / 2, (1 << 20) - line_bytes - 1, size_t{1 << 20}}) {
+    std::string content = kSchema;
+    content += std::string(before - content.size() - 1, ' ') + "\n" + kLine + "\n" + kLine;
+    auto reader = TraceReader::Open(File(content));
+    ASSERT_THAT(reader, IsOk());
+    for (const int64_t number : {3, 4}) {
+      const auto line = reader->Next();
+      ASSERT_THAT(line, IsOk()) << before;
+      ASSERT_TRUE(line->has_value());
+      EXPECT_EQ((*line)->line, number);
+    }
+    EXPECT_FALSE(reader->Next()->has_value());
+  }
+}
+
+TEST_F(TraceFileTest, AFileThatIsCutMeanwhileIsAnErrorOnce) {
+  const std::string path = File(kSchema + std::string(1 << 20, ' ') + "\n" + kLine);
+  auto reader = TraceReader::Open(path);
+  ASSERT_THAT(reader, IsOk());
+  std::filesystem::resize_file(path, 1 << 20);
+  EXPECT_THAT(reader->Next(), Invalid("truncated"));
+  EXPECT_FALSE(reader->Next()->has_value()) << "whoever reads on after an error comes to an end";
+}
+
 TEST_F(TraceFileTest, ALineThatNoReaderTakesIsNotWritten) {
   const auto request = ParseTraceRequest(kLine);
   const size_t length = FormatTraceRequest(*request, TraceArrays::kNumbers)->size();
