@@ -141,7 +141,7 @@ bool IsReported(const ParsedRunConfig& parsed, std::string_view key) {
 std::vector<Range> Ranges(const v1::RunConfig& config) {
   const v1::Checkpoints& checkpoints = config.checkpoints();
   const v1::Limits& limits = config.limits();
-  return {{"head_chunk_tokens", config.head_chunk_tokens(), 1, 1 << 20},
+  return {{"head_chunk_tokens", config.head_chunk_tokens(), 0, 1 << 20},
           {"threads", config.threads(), 0, 4096},
           {"mesh.dp", config.mesh().dp(), 1, kRanksMax},
           {"mesh.pp", config.mesh().pp(), 1, kRanksMax},
@@ -256,7 +256,6 @@ absl::StatusOr<ParsedRunConfig> ReadRunConfig(const std::string& path) {
 void FillDefaults(v1::RunConfig& config) {
   config.set_dtype(config.dtype().empty() ? "fp32" : ShortDtypeName(config.dtype()));
   if (config.schedule() == v1::SCHEDULE_UNSPECIFIED) config.set_schedule(v1::AUTO);
-  if (config.head_chunk_tokens() == 0) config.set_head_chunk_tokens(512);
   *config.mutable_mesh() = MakeMesh({.dp = DpSize(config.mesh()),
                                      .pp = PpSize(config.mesh()),
                                      .cp = CpSize(config.mesh()),

@@ -42,7 +42,7 @@ ParsedRunConfig ParseRunConfig(std::string_view yaml);
 absl::StatusOr<ParsedRunConfig> ReadRunConfig(const std::string& path);
 
 // Gives dtype its short name. Fills every field that is zero or empty and has a default (not: model,
-// memory_budget_bytes, wave_suffixes, layout, threads, and what the budget chooses).
+// memory_budget_bytes, wave_suffixes, layout, threads, and what the device or the budget chooses).
 void FillDefaults(v1::RunConfig& config);
 
 // Adds a problem for every value that cannot be run.

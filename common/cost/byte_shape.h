@@ -8,6 +8,9 @@
 
 namespace stemma {
 
+// Rows of logits that exist at a time where nothing says how many.
+inline constexpr int64_t kHeadChunkRows = 512;
+
 // What bytes depend on beside the model's shape, of the rank of a mesh that holds most: RankShape() in
 // common/cost/rank_shape.h.
 struct ByteShape {
@@ -16,7 +19,7 @@ struct ByteShape {
   int64_t cp = 1;         // ranks that share the rows of a cluster's prefixes, and compute some of its waves each
   int64_t run_bytes = 4;  // of an element: weights and activations (bf16 2, fp32 4, fp64 8)
   int64_t accumulate_bytes = 4;  // of statistics, gradients, gK/gV (fp64 8, else 4)
-  int64_t head_chunk_rows = 512;
+  int64_t head_chunk_rows = kHeadChunkRows;
   int64_t threads = 1;  // each has scratch in the attention kernel
   // Rows that the device's products take at a time: fewer take as long. Of seconds, not of bytes. 1: rows cost what
   // they are, and what the head's chunks read again is in the rates.

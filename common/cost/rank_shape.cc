@@ -29,6 +29,10 @@ ModelShard LargestShard(const ModelConfig& model, const v1::Mesh& mesh) {
   return *std::max_element(shards.begin(), shards.end(), fewer);
 }
 
+int64_t HeadChunkRows(const v1::RunConfig& run) {
+  return run.head_chunk_tokens() > 0 ? run.head_chunk_tokens() : kHeadChunkRows;
+}
+
 ByteShape RankShape(const ModelConfig& model, const v1::RunConfig& run) {
   ByteShape shape;
   shape.config = model;
@@ -42,7 +46,7 @@ ByteShape RankShape(const ModelConfig& model, const v1::RunConfig& run) {
   }
   shape.run_bytes = RunBytes(RunDtypeOf(run.dtype()));
   shape.accumulate_bytes = AccumulateBytes(RunDtypeOf(run.dtype()));
-  shape.head_chunk_rows = run.head_chunk_tokens();
+  shape.head_chunk_rows = HeadChunkRows(run);
   shape.threads = std::max<int64_t>(1, run.threads());
   return shape;
 }

@@ -18,6 +18,10 @@ std::vector<ModelShard> StageShards(const ModelConfig& model, const v1::Mesh& me
 // Returns that of the stage that holds most parameters, of equal ones of the first.
 ModelShard LargestShard(const ModelConfig& model, const v1::Mesh& mesh);
 
+// Returns the run's head_chunk_tokens; kHeadChunkRows before a device has chosen them
+// (server/planner/memory_division.h).
+int64_t HeadChunkRows(const v1::RunConfig& run);
+
 // Returns what the phases of the largest rank of a run depend on, if one pipeline stage had all layers.
 ByteShape RankShape(const ModelConfig& model, const v1::RunConfig& run);
 

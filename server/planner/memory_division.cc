@@ -18,6 +18,11 @@ namespace {
 constexpr int64_t kWorthShardingParts = 8;
 // Shares of what is free on a machine whose memory is host and device in one; other programs keep the rest.
 constexpr int64_t kSharedActivationParts = 2, kSharedHostParts = 4;
+// The head's chunks on a device with memory of its own. There the sum of the head's weight gradient is read and written
+// once a chunk, which takes longer than a product of 512 rows does; logits may take so small a part of the memory for
+// it.
+constexpr int64_t kDeviceChunkRows[] = {2048, 1024};
+constexpr int64_t kDeviceChunkParts = 64;
 
 // Where products run in tiles, a wave's own cost is worth so small a part of its products' forward and backward.
 constexpr double kWaveCostParts = 64;
@@ -79,6 +84,7 @@ class Division {
   absl::StatusOr<v1::RunConfig> Run() {
     RETURN_IF_ERROR(CheckMemory(model_, run_));
     RETURN_IF_ERROR(CheckGiven());
+    ChooseHeadChunk();
     ChooseSharding();
     RETURN_IF_ERROR(OneMemory() ? DivideOne() : DivideTwo());
     RETURN_IF_ERROR(CheckMemory(model_, run_));
@@ -143,6 +149,19 @@ class Division {
     const int64_t rest = memory_.host_free_bytes - state_.host(residency);
     if (!HasHost()) SetHost(state_.host(residency) + rest / kSharedHostParts);
     return absl::OkStatus();
+  }
+
+  // See the header. What is free differs from start to start, and is not looked at: chunks are to stay the same.
+  void ChooseHeadChunk() {
+    if (run_.head_chunk_tokens() > 0) return;
+    ByteShape shape = RankShape(model_, run_);
+    const int64_t row_bytes = shape.config.vocab_size * shape.accumulate_bytes;
+    const int64_t has = HasBudget() ? Given(run_.memory_budget_bytes()) : memory_.device_bytes;
+    int64_t chosen = kHeadChunkRows;
+    for (const int64_t rows : kDeviceChunkRows) {
+      if (!OneMemory() && rows * row_bytes <= has / kDeviceChunkParts) chosen = std::max(chosen, rows);
+    }
+    run_.set_head_chunk_tokens(static_cast<uint32_t>(chosen));
   }
 
   // See the header. What optimizer states in host memory would leave is not looked at: they cost more than gathering.

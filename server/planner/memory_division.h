@@ -7,6 +7,8 @@
 // Under a budget the optimizer's states stay on the device as long as such a rollout can be trained beside them; else
 // they go to host memory, if that has room.
 // Where host and device are one memory and no budget is given, moving them gains nothing, so they stay.
+// The head's chunks are 512 rows; on a device with memory of its own up to 2,048, of which the logits are at most a 64th
+// of the budget, or of all that the device has.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +34,8 @@ struct WorkerMemory {
 // the state of this model that must lie there, naming field and bytes.
 absl::Status CheckMemory(const ModelConfig& model, const v1::RunConfig& run);
 
-// `run` with memory_budget_bytes, host_memory_bytes, shard_parameters and optimizer_residency filled in where they are
-// not given.
+// `run` with memory_budget_bytes, host_memory_bytes, shard_parameters, optimizer_residency and head_chunk_tokens filled
+// in where they are not given.
 // Errors: ResourceExhausted - the worker's memory is too small for the model, naming the bytes; InvalidArgument - what
 // is given is more than the worker's device has, naming both; CheckMemory's.
 absl::StatusOr<v1::RunConfig> DivideMemory(const ModelConfig& model, const WorkerMemory& memory,

@@ -15,7 +15,7 @@ TEXT = FILE.read_text(encoding="utf-8").replace("/models/Qwen3-8B", str(MODEL))
 ACTIVE = yaml.safe_load(TEXT)
 FORCED = dict(re.findall(r"(?m)^# (\w+): (\w+)  +#", TEXT))  # behind `#`: the planner chooses unless it is set
 NESTED = {"limits", "mesh", "checkpoints"}
-ZERO_MEANS_CHOSEN = ("threads", "memory_budget_bytes", "host_memory_bytes")
+ZERO_MEANS_CHOSEN = ("threads", "head_chunk_tokens", "memory_budget_bytes", "host_memory_bytes")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
+#include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "common/model/model_fingerprint.h"
 #include "common/model/model_init.h"
@@ -144,7 +145,7 @@ PassOptions ModelEngine::MakePassOptions(const EngineHooks& hooks) const {
   PassOptions options = {.context = {&backend_, &weights_, &rope_, &tensor_parallel, cp, stages},
                          .host = host_.get(),
                          .copy_engine = copy_engine_.get(),
-                         .head_chunk_rows = configure_.config().head_chunk_tokens(),
+                         .head_chunk_rows = HeadChunkRows(configure_.config()),
                          .hooks = &hooks,
                          .data = ranks_.data.get(),
                          .copy = together()};

@@ -6,6 +6,7 @@
 #include "common/base/run_config.h"
 #include "common/cost/memory_choices.h"
 #include "common/cost/prefix_bytes.h"
+#include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/tape_policy.h"
 #include "common/cost/wave_bytes.h"
@@ -20,7 +21,7 @@ ByteShape ShapeOf(const ModelConfig& model, RunDtype dtype) {
   return {.config = model,
           .run_bytes = RunBytes(dtype),
           .accumulate_bytes = AccumulateBytes(dtype),
-          .head_chunk_rows = run.head_chunk_tokens()};
+          .head_chunk_rows = HeadChunkRows(run)};
 }
 
 // Rows of one rollout in a wave: without a prefix of the group it computes the prompt itself.

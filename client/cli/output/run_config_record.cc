@@ -27,6 +27,7 @@ Record RunConfigRecord(const v1::RunConfig& config) {
   }
   if (config.wave_suffixes() == 0) record["wave_suffixes"] = kPlannerChooses;
   if (config.prefix_block_rows() == 0) record["prefix_block_rows"] = kPlannerChooses;
+  if (config.head_chunk_tokens() == 0) record["head_chunk_tokens"] = "the worker's device chooses";
   return record;
 }
 

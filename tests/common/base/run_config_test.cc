@@ -40,7 +40,7 @@ TEST(RunConfigTest, DefaultsFillWhatIsAbsentAndNothingElse) {
   EXPECT_EQ(config.dtype(), "bf16");
   EXPECT_EQ(config.limits().groups(), 3u);
   EXPECT_EQ(config.schedule(), v1::AUTO);
-  EXPECT_EQ(config.head_chunk_tokens(), 512u);
+  EXPECT_EQ(config.head_chunk_tokens(), 0u) << "the device chooses";
   EXPECT_EQ(config.split_groups(), v1::SPLIT_AUTO);
   EXPECT_EQ(config.prefix_kv(), v1::PREFIX_KV_AUTO);
   EXPECT_EQ(config.reduce_gradients(), v1::REDUCE_GRADIENTS_AUTO);
@@ -155,10 +155,9 @@ TEST(RunConfigTest, BothEndsOfARangeAreTaken) {
 
 TEST(RunConfigTest, AZeroIsRefusedWhereTheLowestValueIsMore) {
   const absl::Status status = Check(
-      "model: m\nhead_chunk_tokens: 0\nmesh: {dp: 0, tp: 2}\ncheckpoints:\n  every_minutes: 0\n  keep: 0\n"
+      "model: m\nthreads: 0\nmesh: {dp: 0, tp: 2}\ncheckpoints:\n  every_minutes: 0\n  keep: 0\n"
       "limits:\n  message_bytes: 0\n  groups: 00\n  steps: 0x\n");
-  EXPECT_THAT(status, Invalid("run.yaml: 7 problems"));
-  EXPECT_THAT(status, Invalid("line 2: head_chunk_tokens: 0 is not from 1 to 1048576; without the key it is 512\n"));
+  EXPECT_THAT(status, Invalid("run.yaml: 6 problems"));
   EXPECT_THAT(status, Invalid("line 3: mesh.dp: 0 is not from 1 to 4096; without the key it is 1\n"));
   EXPECT_THAT(status,
               Invalid("line 5: checkpoints.every_minutes: 0 is not from 1 to 525600; without the key it is 60\n"));

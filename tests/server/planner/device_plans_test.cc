@@ -164,7 +164,6 @@ PlannerModel EightB(int64_t device_bytes) {
   PlannerModel model = {.config = Llama3_8B(), .run = {}, .rates = H200()};
   model.config.max_positions = 12288;
   model.run.set_dtype("bf16");
-  model.run.set_head_chunk_tokens(2048);
   const server::WorkerMemory memory = {device_bytes, 250'000'000'000, device_bytes};
   model.run = server::DivideMemory(model.config, memory, model.run).value();
   return model;

@@ -5,11 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "common/cost/state_bytes.h"
 #include "tests/common/model/small_configs.h"
+#include "tests/testing/draw.h"
 
 namespace stemma::server {
 namespace {
@@ -43,6 +45,43 @@ TEST(StateBytesTest, EightBillionParametersTakeEighteenBytesEach) {
   EXPECT_EQ(bf16.apply(v1::HOST), 160 << 20) << "and three slabs of two moments and a master";
   EXPECT_EQ(fp32.apply(v1::DEVICE), 1 << 20) << "smaller slabs where there are no masters apart";
   EXPECT_EQ(bf16.tables, 8192 * 128 * 4) << "64 cosines and sines of fp32 for each position";
+}
+
+// Logits are 4 bytes each, 8 in fp64, and a tensor-parallel rank has its part of them.
+TEST(DivideMemoryTest, ADeviceHasTheLongestHeadChunksOfASixtyFourthOfItsMemory) {
+  const uint32_t seed = testing::FirstSeed();
+  testing::Draw draw(seed);
+  std::map<uint32_t, int> drawn;
+  for (int i = 0; i < 200; ++i) {
+    ModelConfig model = Llama3_8B();
+    model.vocab_size = draw.LogBetween(1000, 300'000) / 4 * 4;
+    v1::RunConfig run = Bf16();
+    run.clear_head_chunk_tokens();
+    run.set_dtype(draw.Of<std::string>({"bf16", "fp32"}));
+    run.mutable_mesh()->set_tp(static_cast<uint32_t>(draw.Of<int>({1, 2, 4})));
+    const int64_t card = draw.LogBetween(16, 200) * kGB;
+    const bool given = draw.Chance(50);
+    if (given) run.set_memory_budget_bytes(static_cast<uint64_t>(card / 2));
+    const WorkerMemory memory = {card - kGB, 2000 * kGB, card};
+    const auto divided = DivideMemory(model, memory, run);
+    if (!divided.ok()) continue;
+    const int64_t row_bytes = model.vocab_size / run.mesh().tp() * 4, most = (given ? card / 2 : card) / 64;
+    const uint32_t longest = 2048 * row_bytes <= most ? 2048 : 1024 * row_bytes <= most ? 1024 : 512;
+    EXPECT_EQ(divided->head_chunk_tokens(), longest)
+        << "seed " << seed << ": " << model.vocab_size << " " << run.ShortDebugString();
+    ++drawn[longest];
+    run.set_head_chunk_tokens(77);
+    EXPECT_EQ(DivideMemory(model, memory, run)->head_chunk_tokens(), 77u) << "what is given stays";
+  }
+  EXPECT_EQ(drawn.size(), 3u);
+}
+
+TEST(DivideMemoryTest, AMachineOfOneMemoryHasHeadChunksOf512Rows) {
+  v1::RunConfig run = Bf16();
+  run.clear_head_chunk_tokens();
+  EXPECT_EQ(DivideMemory(Llama3_8B(), {2000 * kGiB, 0, 2000 * kGiB}, run)->head_chunk_tokens(), 512u);
+  EXPECT_EQ(DivideMemory(Llama3_8B(), {79 * kGiB, 1000 * kGiB, 0}, run)->head_chunk_tokens(), 512u)
+      << "a device that does not say what it has";
 }
 
 TEST(DivideMemoryTest, AnEightBModelOnOneCardHasItsOptimizerStatesInHostMemory) {
