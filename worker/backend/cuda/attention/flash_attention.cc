@@ -9,6 +9,7 @@
 
 #include "worker/backend/accumulate_type.h"
 #include "worker/backend/composed/composed_backend.h"
+#include "worker/backend/cuda/attention/ancestor_sums.h"
 
 namespace stemma::worker::cuda {
 namespace {
@@ -230,35 +231,6 @@ FlashAttention::Output FlashAttention::AncestorForward(const AncestorCall& ances
   return joined;
 }
 
-void FlashAttention::AddToAncestors(const AncestorCall& ancestor, const at::Tensor& dk, const at::Tensor& dv) const {
-  int64_t key = 0;
-  at::Tensor parts_k, parts_v, sum_k, sum_v;
-  const auto add = [&] {
-    if (!sum_k.defined()) return;
-    options_.kernels.add_parts({parts_k, sum_k});
-    options_.kernels.add_parts({parts_v, sum_v});
-  };
-  // Neighbouring accumulators are added to at once.
-  int64_t first_key = 0;
-  for (const AncestorCall::Sequence& sequence : ancestor.sequences) {
-    const AncestorKv& kv = sequence.kv;
-    CHECK(kv.gk_CKE.defined() && kv.gv_CKE.defined()) << "a backward needs gk and gv";
-    const at::Tensor joined_k = sum_k.defined() ? JoinedRows(sum_k, kv.gk_CKE) : at::Tensor();
-    const at::Tensor joined_v = sum_v.defined() ? JoinedRows(sum_v, kv.gv_CKE) : at::Tensor();
-    const bool joins = joined_k.defined() && joined_v.defined();
-    if (!joins) {
-      add();
-      first_key = key;
-    }
-    sum_k = joins ? joined_k : kv.gk_CKE;
-    sum_v = joins ? joined_v : kv.gv_CKE;
-    key += kv.k_CKE.size(0);
-    parts_k = dk.narrow(1, first_key, key - first_key);
-    parts_v = dv.narrow(1, first_key, key - first_key);
-  }
-  add();
-}
-
 void FlashAttention::ChunkedBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
                                      const Chunks& chunks, const at::Tensor& dq_THE) const {
   const auto [begin, count, rows_of_each] = chunks;
@@ -278,7 +250,7 @@ void FlashAttention::ChunkedBackward(const AncestorCall& ancestor, const Rows& r
   const CallGradients gradients = packed_.Backward(call, queries(output.do_THE), queries(output.o_THE),
                                                    BatchOfLse(output.lse_HT, begin, count, rows_of_each));
   dq_THE.narrow(0, begin, count * rows_of_each).add_(RowsOfCall(gradients.dq));
-  AddToAncestors(ancestor, gradients.dk, gradients.dv);
+  AddToAncestors(options_.kernels, ancestor, gradients.dk, gradients.dv);
 }
 
 void FlashAttention::PartBackward(const AncestorCall& part, const Rows& rows, const OutputGradient& output,
@@ -301,7 +273,7 @@ void FlashAttention::PartBackward(const AncestorCall& part, const Rows& rows, co
   // Summed in Acc and rounded once: so ATen adds two tensors of bf16.
   dq_THE.narrow(0, begin, count).add_(RowsOfCall(gradients.dq));
   const auto of_one = [](const at::Tensor& x) { return x.dim() == 3 ? x.unsqueeze(0) : x; };
-  AddToAncestors(part, of_one(gradients.dk), of_one(gradients.dv));
+  AddToAncestors(options_.kernels, part, of_one(gradients.dk), of_one(gradients.dv));
 }
 
 AttentionSaved FlashAttention::Forward(const AttentionBatch& batch, const at::Tensor& q_HTE, const at::Tensor& k_TKE,

@@ -114,8 +114,6 @@ class FlashAttention final : public AttentionOp {
   // Does that for some rows of one ancestor, as a batch of chunks over the same keys.
   void ChunkedBackward(const AncestorCall& ancestor, const Rows& rows, const OutputGradient& output,
                        const Chunks& chunks, const at::Tensor& dq_THE) const;
-  // Adds dk, dv [chunks, C, K, E] of a call to gk, gv of its ancestors.
-  void AddToAncestors(const AncestorCall& ancestor, const at::Tensor& dk, const at::Tensor& dv) const;
 
   const FlashAttentionOptions options_;
   const Library packed_, dense_;
