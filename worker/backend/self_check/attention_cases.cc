@@ -1,6 +1,7 @@
 // Attention: spans of odd, whole and equal lengths, with and without an ancestor, several ancestors, those that lie
 // behind each other in memory, one row, one key, scores of which one outweighs all others, scores far below zero, a
-// long span, and passes without gradients. Every form of call that a run's attention makes is made by some case.
+// long span by itself and among others, and passes without gradients. Every form of call that a run's attention makes
+// is made by some case.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -168,6 +169,12 @@ std::vector<Case> AttentionCases(const CheckShape& shape) {
   for (const AttentionCase& c : batches) add(c, own);
   const int64_t rows = RowsOfLongSpan(own.heads);
   add({.name = absl::StrCat("a prefix of ", rows, " rows"), .families = {{0, {rows}}}}, own);
+  cases.back().is_large = true;
+  // Long spans among others are calls of their own, and those between them one.
+  const int64_t shorter = rows - rows / 32;
+  add({.name = absl::StrCat("spans of ", rows, ", 40, 130 and ", shorter, " rows"),
+       .families = {{0, {rows, 40}}, {256, {130, shorter}}}},
+      own);
   cases.back().is_large = true;
   const AttentionCase& mixed = batches.at(4);
   for (const int64_t size : {64, 128}) {

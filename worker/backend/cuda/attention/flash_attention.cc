@@ -36,10 +36,6 @@ at::Tensor LseByToken(const at::Tensor& lse) { return lse.dim() == 2 ? lse : lse
 
 at::Tensor RowsOfCall(const at::Tensor& x) { return x.dim() == 3 ? x : x.flatten(0, 1); }
 
-ShapeFamily FamilyOf(const at::Tensor& q_THE, const at::Tensor& k_TKE, bool causal) {
-  return {q_THE.size(1), k_TKE.size(1), q_THE.size(2), q_THE.scalar_type(), causal};
-}
-
 // Keys [begin, end) of a call over one ancestor.
 AncestorCall KeysOf(const AncestorCall& call, int64_t begin, int64_t end) {
   const auto keys = [&](const at::Tensor& x_CKE) {
@@ -57,31 +53,15 @@ at::Tensor NarrowLse(const at::Tensor& lse_HT, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void FlashAttention::RngStates::Keep(at::Device device, const RngState& rng) {
-  for (auto& [kept_device, kept] : states_) {
-    if (kept_device == device) {
-      kept = rng;
-      return;
-    }
+FlashAttention::Output FlashAttention::Narrow(const Output& output, int64_t begin, int64_t end) {
+  return {output.o_THE.narrow(0, begin, end - begin), NarrowLse(output.lse_HT, begin, end)};
+}
+
+void FlashAttention::ForOwnRows(const std::vector<OwnOutput>& own, int64_t begin, int64_t end, const OwnRowsDo& run) {
+  for (const OwnOutput& part : own) {
+    const int64_t first = std::max(begin, part.call.begin), last = std::min(end, part.call.end());
+    if (first < last) run(Narrow(part.output, first - part.call.begin, last - part.call.begin), first, last);
   }
-  states_.emplace_back(device, rng);
-}
-
-const RngState& FlashAttention::RngStates::Get(at::Device device) const {
-  const auto found = std::find_if(states_.begin(), states_.end(), [&](const auto& x) { return x.first == device; });
-  CHECK(found != states_.end()) << "a backward before any forward on " << device;
-  return found->second;
-}
-
-CallOutput FlashAttention::Library::Forward(const AttentionCall& call) const {
-  CallOutput output = calls->Forward(call);
-  rng.Keep(call.q.device(), output.rng);
-  return output;
-}
-
-CallGradients FlashAttention::Library::Backward(const AttentionCall& call, const at::Tensor& dout,
-                                                const at::Tensor& out, const at::Tensor& lse) const {
-  return calls->Backward(call, {dout, out, lse, rng.Get(call.q.device())});
 }
 
 FlashAttention::FlashAttention(const FlashCalls& calls, FlashAttentionOptions options)
@@ -97,45 +77,75 @@ bool FlashAttention::NeedsComposed(const at::Tensor& q_HTE) const {
   return !packed_.calls->Takes(q_HTE.scalar_type(), q_HTE.size(2));
 }
 
+ShapeFamily FlashAttention::Causal(const Rows& rows) {
+  return {rows.q_THE.size(1), rows.k_TKE.size(1), rows.q_THE.size(2), rows.q_THE.scalar_type(), /*causal=*/true};
+}
+
+ShapeFamily FlashAttention::NotCausal(const Rows& rows) {
+  ShapeFamily family = Causal(rows);
+  family.causal = false;
+  return family;
+}
+
 bool FlashAttention::HasDense(const at::Tensor& q_THE) const {
   return dense_.calls != nullptr && dense_.calls->Takes(q_THE.scalar_type(), q_THE.size(2));
 }
 
-bool FlashAttention::RunsOwnDense(const Rows& rows, int64_t batch, int64_t count) const {
-  return HasDense(rows.q_THE) &&
-         options_.admitted.Admits({FamilyOf(rows.q_THE, rows.k_TKE, true), batch, count, count});
+bool FlashAttention::AdmitsBatch(const std::vector<int64_t>& own_rows, const Rows& rows) const {
+  if (!HasDense(rows.q_THE) || own_rows.empty() || !EquallyLong(own_rows)) return false;
+  const int64_t spans = static_cast<int64_t>(own_rows.size()), count = own_rows.front();
+  return options_.admitted.Admits({Causal(rows), spans, count, count});
 }
 
-int64_t FlashAttention::AdmittedKeys(const AncestorCall& ancestor, const Rows& rows) const {
-  if (!HasDense(rows.q_THE) || ancestor.sequences.size() > 1) return 0;
-  const ShapeFamily family = FamilyOf(rows.q_THE, rows.k_TKE, /*causal=*/false);
-  const int64_t keys = ancestor.k_CKE.size(0);
-  return KeysOfFasterCall(keys, options_.admitted.MostKeys({family, 1, ancestor.rows(), keys}));
+bool FlashAttention::AdmitsAlone(const Rows& rows, int64_t count) const {
+  return HasDense(rows.q_THE) && count * count * rows.q_THE.size(1) >= options_.scores_of_lone_span &&
+         options_.admitted.Admits({Causal(rows), 1, count, count});
+}
+
+int64_t FlashAttention::AdmittedKeys(int64_t num_rows, int64_t keys, const Rows& rows) const {
+  if (!HasDense(rows.q_THE)) return 0;
+  return KeysOfFasterCall(keys, options_.admitted.MostKeys({NotCausal(rows), 1, num_rows, keys}));
 }
 
 void FlashAttention::BeginCalls(const AttentionBatch& batch, const Rows& rows) const {
   if (!HasDense(rows.q_THE)) return;
+  const auto begin = [&](const DenseShape& shape, double flops_of_score) {
+    const double scores = static_cast<double>(shape.rows) * static_cast<double>(shape.keys);
+    plans_.Begin(shape, flops_of_score * scores * static_cast<double>(shape.family.heads * shape.family.head_size));
+  };
   const auto never = [](const AncestorCall&) { return false; };
-  const ShapeFamily family = FamilyOf(rows.q_THE, rows.k_TKE, /*causal=*/false);
-  for (const AncestorCall& call : WaveCallsOf(batch, rows.q_THE.size(0), never).ancestors) {
-    const int64_t keys = AdmittedKeys(call, rows);
-    if (keys == 0) continue;
-    const double flops = 4 * static_cast<double>(call.rows()) * static_cast<double>(keys) *
-                         static_cast<double>(family.heads * family.head_size);
-    plans_.Begin({family, 1, call.rows(), keys}, flops);
+  const WaveCalls calls = WaveCallsOf(batch, rows.q_THE.size(0), never);
+  for (const AncestorCall& call : calls.ancestors) {
+    int64_t keys = call.k_CKE.size(0);
+    for (int64_t first = 0; keys > 0; keys -= first) {
+      first = AdmittedKeys(call.rows(), keys, rows);
+      if (first == 0) break;
+      begin({NotCausal(rows), 1, call.rows(), first}, /*flops_of_score=*/4);
+    }
+  }
+  if (AdmitsBatch(calls.own_rows, rows)) return;
+  for (const int64_t count : calls.own_rows) {
+    if (AdmitsAlone(rows, count)) begin({Causal(rows), 1, count, count}, /*flops_of_score=*/2);
   }
 }
 
 int64_t FlashAttention::DenseKeys(const AncestorCall& ancestor, const Rows& rows) const {
-  const int64_t keys = AdmittedKeys(ancestor, rows);
-  if (keys == 0) return 0;
-  return plans_.HasPlans({FamilyOf(rows.q_THE, rows.k_TKE, /*causal=*/false), 1, ancestor.rows(), keys}) ? keys : 0;
+  if (ancestor.sequences.size() > 1) return 0;
+  const int64_t keys = AdmittedKeys(ancestor.rows(), ancestor.k_CKE.size(0), rows);
+  return keys > 0 && plans_.HasPlans({NotCausal(rows), 1, ancestor.rows(), keys}) ? keys : 0;
 }
 
 std::vector<AncestorCall> FlashAttention::KeyParts(const AncestorCall& ancestor, const Rows& rows) const {
-  const int64_t keys = ancestor.k_CKE.size(0), first = DenseKeys(ancestor, rows);
-  if (first == 0 || first == keys) return {ancestor};
-  return {KeysOf(ancestor, 0, first), KeysOf(ancestor, first, keys)};
+  std::vector<AncestorCall> parts;
+  AncestorCall rest = ancestor;
+  while (true) {
+    const int64_t keys = rest.k_CKE.size(0), first = DenseKeys(rest, rows);
+    if (first == 0 || first == keys) break;
+    parts.push_back(KeysOf(rest, 0, first));
+    rest = KeysOf(rest, first, keys);
+  }
+  parts.push_back(std::move(rest));
+  return parts;
 }
 
 WaveCalls FlashAttention::CallsOf(const AttentionBatch& batch, const Rows& rows) const {
@@ -150,44 +160,70 @@ void FlashAttention::SetOffsets(const std::vector<int64_t>& rows, const std::vec
   call.max_k = *std::max_element(keys.begin(), keys.end());
 }
 
-std::pair<AttentionCall, const FlashAttention::Library*> FlashAttention::OwnCall(const WaveCalls& calls,
-                                                                                 const Rows& rows) const {
-  const int64_t batch = static_cast<int64_t>(calls.own_rows.size()), count = calls.own_rows.front();
-  AttentionCall call{.causal = true, .scale = rows.scale};
-  const bool admitted = calls.equally_long() && RunsOwnDense(rows, batch, count);
-  if (!admitted && batch > 1) {
-    call.q = rows.q_THE;
-    call.k = rows.k_TKE;
-    call.v = rows.v_TKE;
-    SetOffsets(calls.own_rows, calls.own_rows, call);
-    return {call, &packed_};
-  }
-  call.q = Batch(rows.q_THE, 0, batch, count);
-  call.k = Batch(rows.k_TKE, 0, batch, count);
-  call.v = Batch(rows.v_TKE, 0, batch, count);
-  call.max_q = call.max_k = count;
-  return {call, admitted ? &dense_ : &packed_};
+std::vector<OwnCall> FlashAttention::OwnCalls(const WaveCalls& calls, const Rows& rows) const {
+  return OwnCallsOf(calls.own_rows, AdmitsBatch(calls.own_rows, rows), [&](int64_t count) {
+    return AdmitsAlone(rows, count) && plans_.HasPlans({Causal(rows), 1, count, count});
+  });
 }
 
-FlashAttention::Output FlashAttention::OwnForward(const WaveCalls& calls, const Rows& rows) const {
-  const auto [call, library] = OwnCall(calls, rows);
-  const CallOutput output = library->Forward(call);
-  return {RowsOfCall(output.out), LseByToken(output.lse)};
+// A batch where the spans are one, or the dense library's, else packed.
+AttentionCall FlashAttention::CallOf(const OwnCall& own, const Rows& rows) const {
+  AttentionCall call{.causal = true, .scale = rows.scale};
+  const int64_t batch = static_cast<int64_t>(own.rows.size()), count = own.rows.front();
+  if (!own.dense && batch > 1) {
+    call.q = rows.q_THE.narrow(0, own.begin, own.num_rows());
+    call.k = rows.k_TKE.narrow(0, own.begin, own.num_rows());
+    call.v = rows.v_TKE.narrow(0, own.begin, own.num_rows());
+    SetOffsets(own.rows, own.rows, call);
+    return call;
+  }
+  call.q = Batch(rows.q_THE, own.begin, batch, count);
+  call.k = Batch(rows.k_TKE, own.begin, batch, count);
+  call.v = Batch(rows.v_TKE, own.begin, batch, count);
+  call.max_q = call.max_k = count;
+  return call;
+}
+
+std::vector<FlashAttention::OwnOutput> FlashAttention::OwnForward(const WaveCalls& calls, const Rows& rows) const {
+  std::vector<OwnOutput> outputs;
+  for (const OwnCall& own : OwnCalls(calls, rows)) {
+    const CallOutput output = (own.dense ? dense_ : packed_).Forward(CallOf(own, rows));
+    outputs.push_back({own, {RowsOfCall(output.out), LseByToken(output.lse)}});
+  }
+  return outputs;
+}
+
+CallGradients FlashAttention::OwnBackward(const OwnCall& own, const Rows& rows, const OutputGradient& output) const {
+  const AttentionCall call = CallOf(own, rows);
+  const FlashLibrary& library = own.dense ? dense_ : packed_;
+  if (call.packed()) {
+    const auto queries = [&](const at::Tensor& x_THE) { return x_THE.narrow(0, own.begin, own.num_rows()); };
+    return library.Backward(call, queries(output.do_THE), queries(output.o_THE),
+                            NarrowLse(output.lse_HT, own.begin, own.end()).contiguous());
+  }
+  const auto queries = [&](const at::Tensor& x_THE) { return Batch(x_THE, own.begin, call.q.size(0), call.q.size(1)); };
+  const CallGradients gradients =
+      library.Backward(call, queries(output.do_THE), queries(output.o_THE),
+                       BatchOfLse(output.lse_HT, own.begin, call.q.size(0), call.q.size(1)));
+  return {RowsOfCall(gradients.dq), RowsOfCall(gradients.dk), RowsOfCall(gradients.dv)};
 }
 
 CallGradients FlashAttention::OwnBackward(const WaveCalls& calls, const Rows& rows,
                                           const OutputGradient& output) const {
-  const auto [call, library] = OwnCall(calls, rows);
-  if (call.packed()) return library->Backward(call, output.do_THE, output.o_THE, output.lse_HT);
-  const int64_t batch = call.q.size(0), count = call.q.size(1);
-  const CallGradients gradients =
-      library->Backward(call, Batch(output.do_THE, 0, batch, count), Batch(output.o_THE, 0, batch, count),
-                        BatchOfLse(output.lse_HT, 0, batch, count));
-  return {RowsOfCall(gradients.dq), RowsOfCall(gradients.dk), RowsOfCall(gradients.dv)};
+  const std::vector<OwnCall> own = OwnCalls(calls, rows);
+  if (own.size() == 1) return OwnBackward(own.front(), rows, output);
+  const auto empty = [](const at::Tensor& x) { return at::empty_like(x, at::MemoryFormat::Contiguous); };
+  CallGradients all{empty(rows.q_THE), empty(rows.k_TKE), empty(rows.v_TKE)};
+  for (const OwnCall& call : own) {
+    const CallGradients gradients = OwnBackward(call, rows, output);
+    all.dq.narrow(0, call.begin, call.num_rows()).copy_(gradients.dq);
+    all.dk.narrow(0, call.begin, call.num_rows()).copy_(gradients.dk);
+    all.dv.narrow(0, call.begin, call.num_rows()).copy_(gradients.dv);
+  }
+  return all;
 }
 
-std::pair<AttentionCall, const FlashAttention::Library*> FlashAttention::CallOf(const AncestorCall& part,
-                                                                                const Rows& rows) const {
+std::pair<AttentionCall, const FlashLibrary*> FlashAttention::CallOf(const AncestorCall& part, const Rows& rows) const {
   const int64_t count = part.rows(), keys = part.k_CKE.size(0);
   AttentionCall call{.scale = rows.scale};
   if (part.sequences.size() > 1) {
@@ -285,32 +321,33 @@ AttentionSaved FlashAttention::Forward(const AttentionBatch& batch, const at::Te
   const WaveCalls calls = CallsOf(batch, rows);
   const int64_t num_rows = q_HTE.size(1), num_heads = q_HTE.size(0);
   AttentionSaved saved{q_HTE, k_TKE, v_TKE, {}, {}};
-  Output own;
-  if (num_rows > 0) own = OwnForward(calls, rows);
-  if (num_rows > 0 && calls.ancestors.empty()) {
-    saved.o_TD = own.o_THE.reshape({num_rows, -1});
-    saved.lse_HT = own.lse_HT.contiguous();
+  const std::vector<OwnOutput> own = OwnForward(calls, rows);
+  if (own.size() == 1 && calls.ancestors.empty()) {
+    saved.o_TD = own.front().output.o_THE.reshape({num_rows, -1});
+    saved.lse_HT = own.front().output.lse_HT.contiguous();
     return saved;
   }
   saved.o_TD = at::empty({num_rows, num_heads * q_HTE.size(2)}, q_HTE.options());
   saved.lse_HT = at::empty({num_heads, num_rows}, q_HTE.options().dtype(AccType(q_HTE.scalar_type())));
-  const at::Tensor o_THE = Heads(saved.o_TD, rows.q_THE);
+  const Output merged{Heads(saved.o_TD, rows.q_THE), saved.lse_HT};
   int64_t row = 0;
   const auto copy_own_until = [&](int64_t end) {
-    if (row < end) {
-      o_THE.narrow(0, row, end - row).copy_(own.o_THE.narrow(0, row, end - row));
-      NarrowLse(saved.lse_HT, row, end).copy_(NarrowLse(own.lse_HT, row, end));
-    }
+    ForOwnRows(own, row, end, [&](const Output& of_own, int64_t begin, int64_t end_of_own) {
+      const Output to = Narrow(merged, begin, end_of_own);
+      to.o_THE.copy_(of_own.o_THE);
+      to.lse_HT.copy_(of_own.lse_HT);
+    });
     row = end;
   };
   for (const AncestorCall& ancestor : calls.ancestors) {
     copy_own_until(ancestor.begin());
-    const int64_t begin = ancestor.begin(), end = ancestor.end();
     const Output part = AncestorForward(ancestor, rows);
-    options_.kernels.merge({part.o_THE, own.o_THE.narrow(0, begin, end - begin), part.lse_HT,
-                            NarrowLse(own.lse_HT, begin, end), o_THE.narrow(0, begin, end - begin),
-                            NarrowLse(saved.lse_HT, begin, end)});
-    row = end;
+    ForOwnRows(own, ancestor.begin(), ancestor.end(), [&](const Output& of_own, int64_t begin, int64_t end) {
+      const Output of_part = Narrow(part, begin - ancestor.begin(), end - ancestor.begin());
+      const Output to = Narrow(merged, begin, end);
+      options_.kernels.merge({of_part.o_THE, of_own.o_THE, of_part.lse_HT, of_own.lse_HT, to.o_THE, to.lse_HT});
+    });
+    row = ancestor.end();
   }
   copy_own_until(num_rows);
   return saved;

@@ -1,15 +1,17 @@
 // FlashAttention: split attention over stock attention calls (flash_calls.h), the CUDA backend's attention op.
 //
-// A pass over a wave is a few calls, however many suffixes it has: one causal call of all spans over themselves, and
-// one without a mask for each ancestor, or for several whose K/V are neighbours; an ancestor whose keys a faster
-// library takes but for the last few is two. Outputs are merged by log-sum-exp; in backward every call is given the
-// merged output and the merged log-sum-exp, which is exact (the paper, Section 3.1; Appendix A). Rows without an
-// ancestor are the causal call's and no merge touches them.
+// A pass over a wave is a few calls, however many suffixes it has: one causal call of all spans over themselves, or
+// some where a faster library takes long spans of unequal lengths (own_calls.h), and one without a mask for each
+// ancestor, or for several whose K/V are neighbours; an ancestor whose keys a faster library takes but for the last few
+// is two. Outputs are merged by log-sum-exp; in backward every call is given the merged output and the merged
+// log-sum-exp, which is exact (the paper, Section 3.1; Appendix A). Rows without an ancestor are the causal call's and
+// no merge touches them.
 //
 // Queries are read as [T, H, E]: without a copy where that is how they lie in memory (Backend::queries_by_token). Own
 // dk and dv are in the run dtype; an ancestor's are added in Acc to its gk and gv. Owned by the thread that computes.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -19,7 +21,9 @@
 #include "worker/backend/cuda/attention/attention_kernels.h"
 #include "worker/backend/cuda/attention/buckets.h"
 #include "worker/backend/cuda/attention/flash_calls.h"
+#include "worker/backend/cuda/attention/flash_library.h"
 #include "worker/backend/cuda/attention/offsets_cache.h"
+#include "worker/backend/cuda/attention/own_calls.h"
 #include "worker/backend/cuda/attention/plan_ledger.h"
 #include "worker/backend/cuda/attention/wave_calls.h"
 #include "worker/backend/host_transfer.h"
@@ -33,7 +37,9 @@ struct FlashAttentionOptions {
   // A faster library for dense calls of admitted shapes; null: none. Outlives the op.
   const FlashCalls* dense = nullptr;
   AdmittedShapes admitted = {};
-  double flops_of_plans = 0;  // of calls over ancestors' keys by that library: see PlanLedger
+  // Of its calls over ancestors' keys, and of those of lone spans: see PlanLedger.
+  double flops_of_plans = 0;
+  int64_t scores_of_lone_span = kScoresOfLoneSpan;
   int64_t (*chunks)(const PrefixCall& call, int64_t num_multiprocessors) = ChunksOf;
 };
 
@@ -48,27 +54,6 @@ class FlashAttention final : public AttentionOp {
                               const AttentionSaved& saved) const override;
 
  private:
-  // Random state of a library's forward calls, one for each device. AttentionSaved has no room for it, and without
-  // dropout no kernel reads it: any forward's will do for any backward.
-  class RngStates {
-   public:
-    void Keep(at::Device device, const RngState& rng);
-    const RngState& Get(at::Device device) const;
-
-   private:
-    std::vector<std::pair<at::Device, RngState>> states_;
-  };
-
-  // A library with what its backwards read of its forwards.
-  struct Library {
-    const FlashCalls* calls;
-    mutable RngStates rng;
-
-    CallOutput Forward(const AttentionCall& call) const;
-    CallGradients Backward(const AttentionCall& call, const at::Tensor& dout, const at::Tensor& out,
-                           const at::Tensor& lse) const;
-  };
-
   // What a wave's calls read, seen by token.
   struct Rows {
     at::Tensor q_THE, k_TKE, v_TKE;
@@ -76,6 +61,10 @@ class FlashAttention final : public AttentionOp {
   };
   struct Output {
     at::Tensor o_THE, lse_HT;
+  };
+  struct OwnOutput {
+    OwnCall call;
+    Output output;
   };
   struct OutputGradient {
     at::Tensor do_THE, o_THE, lse_HT;
@@ -85,27 +74,37 @@ class FlashAttention final : public AttentionOp {
     int64_t begin, count, rows_of_each;
   };
 
+  static Output Narrow(const Output& output, int64_t begin, int64_t end);
+  // Runs for each own call's output of some of rows [begin, end), with the rows that they are.
+  using OwnRowsDo = std::function<void(const Output& output, int64_t begin, int64_t end)>;
+  static void ForOwnRows(const std::vector<OwnOutput>& own, int64_t begin, int64_t end, const OwnRowsDo& run);
+  static ShapeFamily Causal(const Rows& rows);
+  static ShapeFamily NotCausal(const Rows& rows);
+
   bool NeedsComposed(const at::Tensor& q_HTE) const;
   bool HasDense(const at::Tensor& q_THE) const;
-  // Whether the causal call of so many spans of so many rows is admitted.
-  bool RunsOwnDense(const Rows& rows, int64_t batch, int64_t count) const;
-  // How many of the ancestor's first keys the dense library may be given.
-  int64_t AdmittedKeys(const AncestorCall& ancestor, const Rows& rows) const;
+  // Whether the causal call of all spans is admitted as a batch.
+  bool AdmitsBatch(const std::vector<int64_t>& own_rows, const Rows& rows) const;
+  // Whether a span among others may be a causal call of its own.
+  bool AdmitsAlone(const Rows& rows, int64_t count) const;
+  // How many of the first of so many keys the dense library may be given, in a call of so many rows.
+  int64_t AdmittedKeys(int64_t num_rows, int64_t keys, const Rows& rows) const;
   // Tells the ledger which of the calls that a forward begins could be the dense library's.
   void BeginCalls(const AttentionBatch& batch, const Rows& rows) const;
   // How many of the ancestor's first keys the dense library is given.
   int64_t DenseKeys(const AncestorCall& ancestor, const Rows& rows) const;
-  // The call, or one over its first keys and one over those behind them.
+  // The call; or those over its first keys that the dense library takes, and one over the keys behind them.
   std::vector<AncestorCall> KeyParts(const AncestorCall& ancestor, const Rows& rows) const;
   WaveCalls CallsOf(const AttentionBatch& batch, const Rows& rows) const;
   void SetOffsets(const std::vector<int64_t>& rows, const std::vector<int64_t>& keys, AttentionCall& call) const;
 
-  // The causal call of all spans, dense where they are one, or equally long and admitted.
-  std::pair<AttentionCall, const Library*> OwnCall(const WaveCalls& calls, const Rows& rows) const;
-  Output OwnForward(const WaveCalls& calls, const Rows& rows) const;
+  std::vector<OwnCall> OwnCalls(const WaveCalls& calls, const Rows& rows) const;
+  AttentionCall CallOf(const OwnCall& own, const Rows& rows) const;
+  std::vector<OwnOutput> OwnForward(const WaveCalls& calls, const Rows& rows) const;
   CallGradients OwnBackward(const WaveCalls& calls, const Rows& rows, const OutputGradient& output) const;
+  CallGradients OwnBackward(const OwnCall& own, const Rows& rows, const OutputGradient& output) const;
 
-  std::pair<AttentionCall, const Library*> CallOf(const AncestorCall& part, const Rows& rows) const;
+  std::pair<AttentionCall, const FlashLibrary*> CallOf(const AncestorCall& part, const Rows& rows) const;
   Output AncestorForward(const AncestorCall& ancestor, const Rows& rows) const;
   Output PartForward(const AncestorCall& part, const Rows& rows) const;
   // Adds to dq of its rows, and to gk and gv of its ancestors.
@@ -116,7 +115,7 @@ class FlashAttention final : public AttentionOp {
                        const Chunks& chunks, const at::Tensor& dq_THE) const;
 
   const FlashAttentionOptions options_;
-  const Library packed_, dense_;
+  const FlashLibrary packed_, dense_;
   const std::shared_ptr<const AttentionOp> composed_;
   mutable OffsetsCache offsets_;
   mutable PlanLedger plans_;

@@ -21,16 +21,15 @@ struct OwnCall {
   int64_t end() const { return begin + num_rows(); }
 };
 
-// Scores of a span, of all its heads, from which it may be a call of its own: 2,048 rows of 32 heads, less a few, so
+// Scores of a span, of all its heads, from which it may be a call of its own: 2,048 rows of 32 heads, less some, so
 // that the start-up self-check's long span is one.
-inline constexpr int64_t kScoresOfLoneSpan = int64_t{117} << 20;
+inline constexpr int64_t kScoresOfLoneSpan = int64_t{112} << 20;
 
-struct OwnCallRules {
-  std::function<bool(int64_t spans, int64_t rows)> takes_batch;  // of equally long spans
-  std::function<bool(int64_t rows)> takes_alone;                 // a span among others
-};
+bool EquallyLong(const std::vector<int64_t>& own_rows);
 
-// `own_rows`: rows of each span, none of which is empty. Always: the calls cover all rows in their order.
-std::vector<OwnCall> OwnCallsOf(const std::vector<int64_t>& own_rows, const OwnCallRules& rules);
+// `own_rows`: rows of each span, none of which is empty. `takes_batch`: whether the faster library takes all of them at
+// once; `takes_alone`: whether it takes a span of so many rows alone. Always: the calls cover all rows in their order.
+std::vector<OwnCall> OwnCallsOf(const std::vector<int64_t>& own_rows, bool takes_batch,
+                                const std::function<bool(int64_t rows)>& takes_alone);
 
 }  // namespace stemma::worker::cuda

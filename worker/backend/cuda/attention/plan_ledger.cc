@@ -4,8 +4,13 @@ namespace stemma::worker::cuda {
 
 PlanLedger::Key PlanLedger::KeyOf(const DenseShape& shape) {
   const ShapeFamily& family = shape.family;
-  return {family.heads, family.kv_heads,          family.head_size, family.causal ? 1 : 0,
-          shape.batch,  BucketOfRows(shape.rows), shape.keys};
+  return {family.heads,
+          family.kv_heads,
+          family.head_size,
+          family.causal ? 1 : 0,
+          shape.batch,
+          BucketOfRows(shape.rows),
+          family.causal ? BucketOfRows(shape.keys) : shape.keys};
 }
 
 void PlanLedger::Begin(const DenseShape& shape, double flops) {

@@ -3,7 +3,6 @@
 #include <ATen/ops/as_strided.h>
 #include <glog/logging.h>
 
-#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -41,10 +40,6 @@ bool Join(AncestorCall& call, const AncestorCall& next) {
 }
 
 }  // namespace
-
-bool WaveCalls::equally_long() const {
-  return std::all_of(own_rows.begin(), own_rows.end(), [&](int64_t rows) { return rows == own_rows.front(); });
-}
 
 WaveCalls WaveCallsOf(const AttentionBatch& batch, int64_t num_rows,
                       const std::function<bool(const AncestorCall&)>& joins) {

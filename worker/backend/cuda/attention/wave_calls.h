@@ -30,9 +30,6 @@ struct AncestorCall {
 struct WaveCalls {
   std::vector<int64_t> own_rows;  // rows of each span
   std::vector<AncestorCall> ancestors;
-
-  // All spans are as long as the first.
-  bool equally_long() const;
 };
 
 // `joins` says whether calls of one ancestor may be joined where their keys are neighbours. Dies where spans are not

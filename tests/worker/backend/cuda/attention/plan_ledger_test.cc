@@ -47,6 +47,9 @@ TEST(PlanLedgerTest, RowsOfABucketAreOneShapeAndAllElseIsAnother) {
   ShapeFamily other = kFamily;
   other.causal = true;
   EXPECT_FALSE(ledger.HasPlans({other, 1, 300, 1024}));
+  ledger.Begin({other, 1, 300, 300}, 1);
+  EXPECT_TRUE(ledger.HasPlans({other, 1, 384, 384})) << "keys of a causal call are padded with its rows";
+  EXPECT_FALSE(ledger.HasPlans({other, 1, 385, 385}));
   for (int64_t ShapeFamily::*size : {&ShapeFamily::heads, &ShapeFamily::kv_heads, &ShapeFamily::head_size}) {
     other = kFamily;
     other.*size += 1;
