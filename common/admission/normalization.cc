@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/admission/violations.h"
@@ -18,10 +19,6 @@ namespace {
 
 constexpr double kStdEpsilon = 1e-6;
 
-const std::string& StatGroupOf(const v1::PromptGroup& group) {
-  return group.has_stat_group() ? group.stat_group() : group.uid();
-}
-
 bool SendsAdvantage(const v1::Rollout& rollout) { return rollout.advantages_case() != v1::Rollout::ADVANTAGES_NOT_SET; }
 
 // A rollout whose reward becomes its advantage.
@@ -29,6 +26,37 @@ struct Member {
   v1::Rollout* rollout;
   std::string path;  // "groups[3].rollouts[1]"
 };
+
+// The members of one stat_group. Rollouts of one sample_id are parts of one trajectory, which was rewarded once.
+struct StatGroup {
+  std::vector<Member> members;
+  std::vector<double> rewards;                     // one for each sample
+  std::map<std::string, size_t> firsts_of_sample;  // the first member of each sample_id
+};
+
+absl::Status UnequalRewardsError(const std::string& uid, const Member& member, const Member& first) {
+  Violations violations;
+  violations.Add(member.path + ".reward",
+                 absl::StrCat("is ", member.rollout->reward(), ", but ", first.rollout->reward(), " in ", first.path,
+                              " of the same sample_id ", Shortened(member.rollout->sample_id(), 40),
+                              ": send one reward, or advantages, or two ids"),
+                 uid);
+  return violations.ToStatus();
+}
+
+absl::Status AddMember(const std::string& uid, Member member, StatGroup& to) {
+  bool is_new_sample = true;
+  if (member.rollout->has_sample_id()) {
+    const auto [found, added] = to.firsts_of_sample.try_emplace(member.rollout->sample_id(), to.members.size());
+    is_new_sample = added;
+    if (!added && member.rollout->reward() != to.members[found->second].rollout->reward()) {
+      return UnequalRewardsError(uid, member, to.members[found->second]);
+    }
+  }
+  if (is_new_sample) to.rewards.push_back(member.rollout->reward());
+  to.members.push_back(std::move(member));
+  return absl::OkStatus();
+}
 
 // The mean is `first`, one of the rewards, and `offset`: so rewards of one size lose nothing to what they have in
 // common, and one at the mean has the advantage 0, in whatever order they come.
@@ -40,58 +68,64 @@ struct RewardMoments {
 };
 
 // One reward alone has mean 0 and deviation 1.
-RewardMoments MomentsOf(const std::vector<Member>& members) {
-  if (members.size() == 1) return {};
-  const auto count = static_cast<double>(members.size());
-  RewardMoments moments = {.first = members.front().rollout->reward()};
+RewardMoments MomentsOf(const std::vector<double>& rewards) {
+  if (rewards.size() == 1) return {};
+  const auto count = static_cast<double>(rewards.size());
+  RewardMoments moments = {.first = rewards.front()};
   double sum = 0, squares = 0;
-  for (const Member& m : members) sum += m.rollout->reward() - moments.first;
+  for (const double reward : rewards) sum += reward - moments.first;
   moments.offset = sum / count;
-  for (const Member& m : members) squares += std::pow(moments.Centred(m.rollout->reward()), 2);
+  for (const double reward : rewards) squares += std::pow(moments.Centred(reward), 2);
   moments.deviation = std::sqrt(squares / (count - 1));
   return moments;
 }
 
 // Names the rollouts with the smallest and the largest reward.
-absl::Status OverflowError(const std::string& stat_group, const std::vector<Member>& members, const char* what,
+absl::Status OverflowError(const std::string& name, const StatGroup& group, const char* what,
                            const RunNumbers& numbers) {
-  const auto [low, high] = std::minmax_element(members.begin(), members.end(), [](const Member& a, const Member& b) {
-    return a.rollout->reward() < b.rollout->reward();
-  });
+  const auto [low, high] =
+      std::minmax_element(group.members.begin(), group.members.end(),
+                          [](const Member& a, const Member& b) { return a.rollout->reward() < b.rollout->reward(); });
   Violations violations;
   for (const Member& member : {*low, *high}) {
     violations.Add(
         member.path + ".reward",
-        absl::StrCat("is ", member.rollout->reward(), ": ", what, " of the ", members.size(),
+        absl::StrCat("is ", member.rollout->reward(), ": ", what, " of the ", group.rewards.size(),
                      " rewards of its stat_group overflows in ",
                      absl::string_view(numbers.dtype.data(), numbers.dtype.size()), "; send smaller rewards"),
-        stat_group);
+        name);
   }
   return violations.ToStatus();
 }
 
-absl::Status SetAdvantages(bool normalize_std, const std::string& stat_group, const std::vector<Member>& members,
+absl::Status SetAdvantages(bool normalize_std, const std::string& name, const StatGroup& group,
                            const RunNumbers& numbers) {
-  const RewardMoments moments = MomentsOf(members);
+  const RewardMoments moments = MomentsOf(group.rewards);
   if (!std::isfinite(moments.offset) || (normalize_std && !std::isfinite(moments.deviation))) {
-    return OverflowError(stat_group, members, normalize_std ? "the variance" : "the mean", numbers);
+    return OverflowError(name, group, normalize_std ? "the variance" : "the mean", numbers);
   }
-  for (const Member& member : members) {
+  for (const Member& member : group.members) {
     const double centred = moments.Centred(member.rollout->reward());
     const double advantage = normalize_std ? centred / (moments.deviation + kStdEpsilon) : centred;
     if (!(std::abs(advantage) <= numbers.largest)) {
-      return OverflowError(stat_group, members, "an advantage", numbers);
+      return OverflowError(name, group, "an advantage", numbers);
     }
     member.rollout->set_advantage(advantage);
   }
   return absl::OkStatus();
 }
 
+// Whether the mode's D counts samples: rollouts, of which those with one sample_id are one.
+bool CountsSamples(AggMode mode) {
+  return mode == AggMode::kSeqMeanTokenSum || mode == AggMode::kSeqMeanTokenSumNorm ||
+         mode == AggMode::kSeqMeanTokenMean;
+}
+
 // Calls `visit` with each name that ties the group, or a rollout of it, to others of its mean.
 template <typename Visit>
 void VisitNames(AggMode mode, const v1::PromptGroup& group, const Visit& visit) {
   if (mode == AggMode::kPromptMean) return visit(StatGroupOf(group));
-  if (mode != AggMode::kSeqMeanTokenMean) return;
+  if (!CountsSamples(mode)) return;
   for (const v1::Rollout& rollout : group.rollouts()) {
     if (rollout.has_sample_id()) visit(rollout.sample_id());
   }
@@ -125,23 +159,26 @@ void SetPromptMeans(const std::vector<v1::PromptGroup>& groups, std::span<const 
   step.denominator = static_cast<double>(tokens.size());
 }
 
-void SetSampleMeans(const std::vector<v1::PromptGroup>& groups, std::span<const uint32_t> mini_batch,
-                    const SampleTokens& samples, StepNormalization& step) {
+void SetSampleWeights(const std::vector<v1::PromptGroup>& groups, std::span<const uint32_t> mini_batch,
+                      const SampleTokens& samples, StepNormalization& step) {
   for (const uint32_t index : mini_batch) {
     for (const v1::Rollout& rollout : groups[index].rollouts()) {
       step.rollout_weights.push_back(MeanWeight(samples.UnmaskedTokensOfSample(rollout)));
     }
   }
-  step.denominator = static_cast<double>(samples.num_samples());
 }
 
 }  // namespace
+
+const std::string& StatGroupOf(const v1::PromptGroup& group) {
+  return group.has_stat_group() ? group.stat_group() : group.uid();
+}
 
 absl::Status FillAdvantages(const v1::LossConfig& loss, const RunNumbers& numbers,
                             std::vector<v1::PromptGroup>& groups) {
   ASSIGN_OR_RETURN(const LossMode mode, ParseLossMode(loss.loss_mode()));
   if (!NeedsAdvantages(mode)) return absl::OkStatus();
-  std::map<std::string, std::vector<Member>> by_stat_group;
+  std::map<std::string, StatGroup> by_stat_group;
   for (size_t g = 0; g < groups.size(); ++g) {
     for (int r = 0; r < groups[g].rollouts_size(); ++r) {
       v1::Rollout* rollout = groups[g].mutable_rollouts(r);
@@ -150,11 +187,12 @@ absl::Status FillAdvantages(const v1::LossConfig& loss, const RunNumbers& number
         return absl::InvalidArgumentError(absl::StrCat("groups[", g, "].rollouts[", r, "] of uid \"", groups[g].uid(),
                                                        "\" has neither an advantage nor a reward"));
       }
-      by_stat_group[StatGroupOf(groups[g])].push_back({rollout, absl::StrCat("groups[", g, "].rollouts[", r, "]")});
+      RETURN_IF_ERROR(AddMember(groups[g].uid(), {rollout, absl::StrCat("groups[", g, "].rollouts[", r, "]")},
+                                by_stat_group[StatGroupOf(groups[g])]));
     }
   }
-  for (const auto& [stat_group, members] : by_stat_group) {
-    RETURN_IF_ERROR(SetAdvantages(loss.normalize_advantage_std(), stat_group, members, numbers));
+  for (const auto& [name, group] : by_stat_group) {
+    RETURN_IF_ERROR(SetAdvantages(loss.normalize_advantage_std(), name, group, numbers));
   }
   return absl::OkStatus();
 }
@@ -185,13 +223,12 @@ absl::StatusOr<StepNormalization> StepNormalizer::Normalize(std::span<const uint
   RETURN_IF_ERROR(CheckTogether(mini_batch));
   StepNormalization step;
   step.rollout_weights = {1};
-  int64_t num_rollouts = 0;
   SampleTokens samples;
   for (const uint32_t index : mini_batch) {
-    num_rollouts += groups_[index].rollouts_size();
     step.num_loss_tokens += UnmaskedTokensOfGroup(groups_[index]);
     for (const v1::Rollout& rollout : groups_[index].rollouts()) samples.Add(rollout);
   }
+  if (CountsSamples(*mode_)) step.denominator = static_cast<double>(samples.num_samples());
   switch (*mode_) {
     case AggMode::kTokenMean:
       step.denominator = static_cast<double>(step.num_loss_tokens);
@@ -200,16 +237,14 @@ absl::StatusOr<StepNormalization> StepNormalizer::Normalize(std::span<const uint
       step.denominator = 1;
       break;
     case AggMode::kSeqMeanTokenSum:
-      step.denominator = static_cast<double>(num_rollouts);
       break;
     case AggMode::kSeqMeanTokenSumNorm:
       CHECK_GT(loss_.loss_scale_factor(), 0) << "validated";
       step.rollout_weights = {1 / loss_.loss_scale_factor()};
-      step.denominator = static_cast<double>(num_rollouts);
       break;
     case AggMode::kSeqMeanTokenMean:
       step.rollout_weights.clear();
-      SetSampleMeans(groups_, mini_batch, samples, step);
+      SetSampleWeights(groups_, mini_batch, samples, step);
       break;
     case AggMode::kPromptMean:
       step.rollout_weights.clear();

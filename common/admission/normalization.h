@@ -17,12 +17,17 @@
 
 namespace stemma {
 
+// The name of the rewards that the group's rewards are held against: its uid, where it sends none.
+const std::string& StatGroupOf(const v1::PromptGroup& group);
+
 // Sets `advantage` of the rollouts that send none, from the rewards of those in one stat_group:
 //   A = (reward - mean) / (std + 1e-6), std unbiased; without normalize_advantage_std A = reward - mean
-//   one rollout alone: mean 0, std 1; equal rewards: exactly 0
+//   one reward alone: mean 0, std 1; equal rewards: exactly 0
+// Rollouts of the stat_group that have one sample_id count as one reward, and get one advantage.
 // Over the whole request, before it is cut into mini-batches. Nothing happens in a mode that reads no advantage.
-// Errors: InvalidArgument - a rollout has neither advantage nor reward, or the rewards of a stat_group are so large
-// that their mean, their variance or an advantage overflows in the run's arithmetic; names the rollouts.
+// Errors: InvalidArgument - a rollout has neither advantage nor reward, two of one stat_group and sample_id have
+// different rewards, or the rewards of a stat_group are so large that their mean, their variance or an advantage
+// overflows in the run's arithmetic; names the rollouts.
 absl::Status FillAdvantages(const v1::LossConfig& loss, const RunNumbers& numbers,
                             std::vector<v1::PromptGroup>& groups);
 
@@ -42,7 +47,7 @@ class StepNormalizer {
   StepNormalizer(const v1::LossConfig& loss, const std::vector<v1::PromptGroup>& groups);
 
   // `mini_batch`: indices into the request's groups. Errors: FailedPrecondition UNSUPPORTED - a sample_id
-  // (seq-mean-token-mean) or a stat_group (prompt-mean) has members in another mini-batch too; names the first one.
+  // (seq-mean-...) or a stat_group (prompt-mean) has members in another mini-batch too; names the first one.
   absl::StatusOr<StepNormalization> Normalize(std::span<const uint32_t> mini_batch) const;
 
  private:
@@ -51,7 +56,7 @@ class StepNormalizer {
   const v1::LossConfig& loss_;
   const std::vector<v1::PromptGroup>& groups_;
   const absl::StatusOr<AggMode> mode_;
-  // How many rollouts have a sample_id (seq-mean-token-mean), or groups a stat_group (prompt-mean), by its name.
+  // How many rollouts have a sample_id (seq-mean-...), or groups a stat_group (prompt-mean), by its name.
   absl::flat_hash_map<std::string, int64_t> members_;
 };
 

@@ -1,5 +1,6 @@
 // Unmasked tokens of a mini-batch by sample. Rollouts with one sample_id are parts of one sample; a rollout without is
-// a sample of its own. seq-mean-token-mean averages over a sample's tokens, then over samples. Pure.
+// a sample of its own. The seq-mean-... aggregations average over samples, seq-mean-token-mean over a sample's tokens
+// before. Pure.
 #pragma once
 
 #include <cstdint>

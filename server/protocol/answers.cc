@@ -74,7 +74,9 @@ absl::Status UnknownRequestError(const RequestTable& table, const std::string& i
 absl::Status RequestIdReusedError(const std::string& id) {
   return MakeError(
       Reason::kRequestIdReused,
-      absl::StrCat("request ", id, " was sent before with another payload; give each new request an id of its own"));
+      absl::StrCat("request ", id,
+                   " was sent before with another payload; its outcome is there by that id "
+                   "(GetRequest, client.attach): go on from it, or give each new request an id of its own"));
 }
 
 std::string ExportsFolder(const std::string& data_directory) { return absl::StrCat(data_directory, "/exports"); }

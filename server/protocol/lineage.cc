@@ -172,11 +172,15 @@ absl::Status Lineage::CheckExpected(const v1::RequestHeader& header, uint64_t st
     if (absl::Status status = CheckName(header.expected_lineage()); !status.ok()) return status;
   }
   if (!header.has_expected_step() || header.expected_step() == step) return absl::OkStatus();
-  return MakeError(Reason::kStepMismatch,
-                   absl::StrCat("expected_step is ", header.expected_step(), ", the request would start at step ", step,
-                                " of lineage ", name_,
-                                "; look at what trained it since, or leave expected_step out to go on from there"),
-                   {.metadata = {{"step", absl::StrCat(step)}, {"lineage", name_}}});
+  const char* const advice = header.expected_step() < step
+                                 ? "look at what trained it since"
+                                 : "a step that was skipped, or given up for a checkpoint, does not count: look at "
+                                   "the outcomes of the requests before it";
+  return MakeError(
+      Reason::kStepMismatch,
+      absl::StrCat("expected_step is ", header.expected_step(), ", the request would start at step ", step,
+                   " of lineage ", name_, "; ", advice, ", or leave expected_step out to go on from there"),
+      {.metadata = {{"step", absl::StrCat(step)}, {"lineage", name_}}});
 }
 
 }  // namespace stemma::server

@@ -57,6 +57,7 @@ PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunCon
 
 absl::Status AddStepNumbers(const TrainingRequest& request, const StopCheck& stop, RequestPlan& plan) {
   const std::vector<GroupRuns> runs = FindGroupsThatRun(request.update, request.groups);
+  const std::vector<bool> lone = FindLoneRewards(request.groups);
   const StepNormalizer normalizer(request.update.loss(), request.groups);
   for (const v1::StepPlan& step : plan.plan.steps()) {
     if (stop && stop()) return absl::CancelledError("planning was stopped");
@@ -66,7 +67,8 @@ absl::Status AddStepNumbers(const TrainingRequest& request, const StopCheck& sto
                           .rollout_weights = std::move(normalization.rollout_weights),
                           .total_tokens = TotalTokens(request.groups, step),
                           .loss_tokens = normalization.num_loss_tokens,
-                          .empty = CountEmptyGroups(request.update, request.groups, runs, mini_batch)});
+                          .empty = CountEmptyGroups(request.update, request.groups, runs, mini_batch),
+                          .lone_rewards = LoneRewardWarnings(request.groups, lone, mini_batch)});
   }
   return absl::OkStatus();
 }

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -19,6 +20,7 @@ struct StepNumbers {
   uint64_t total_tokens = 0;  // prompt and response of every rollout, as a rollout framework counts them
   int64_t loss_tokens = 0;    // response tokens with mask 1
   EmptyGroups empty = {};     // of the mini-batch
+  std::vector<std::string> lone_rewards = {};  // what is said of them, of the mini-batch
 };
 
 // Step k of the request is found by k. Where all epochs run the same steps, those of one epoch are held for all of

@@ -34,6 +34,7 @@ v1::StepResult ResultOf(const CoordinatorParts& parts, const UpdateRecord& recor
   result.set_epoch(record.plan.epoch(record.k));
   result.set_num_groups(record.plan.step(record.k).groups_size());
   result.mutable_warnings()->Add(numbers.empty.warnings.begin(), numbers.empty.warnings.end());
+  result.mutable_warnings()->Add(numbers.lone_rewards.begin(), numbers.lone_rewards.end());
   if (apply_s && IsTraced(record.request->update, record.k)) {
     *result.mutable_trace() = MakeStepTrace(parts.gang, running.votes(), running.applied());
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "common/admission/normalization.h"
 #include "common/trace/loss_names.h"
@@ -36,6 +38,20 @@ std::string Warning(const std::string& what, uint32_t count, size_t groups, cons
   return absl::StrCat(what, " in ", count, " of ", groups, " groups: ", consequence);
 }
 
+// The rewards of a stat_group.
+struct Rewarded {
+  const v1::Rollout* first = nullptr;
+  bool is_one_sample = true;
+
+  void Add(const v1::Rollout& rollout) {
+    if (first == nullptr) {
+      first = &rollout;
+    } else if (!rollout.has_sample_id() || !first->has_sample_id() || rollout.sample_id() != first->sample_id()) {
+      is_one_sample = false;
+    }
+  }
+};
+
 }  // namespace
 
 std::vector<GroupRuns> FindGroupsThatRun(const v1::UpdateHeader& header, const std::vector<v1::PromptGroup>& groups) {
@@ -68,6 +84,33 @@ EmptyGroups CountEmptyGroups(const v1::UpdateHeader& header, const std::vector<v
     empty.warnings.push_back(Warning("no response token has mask 1", no_tokens, mini_batch.size(), left_out));
   }
   return empty;
+}
+
+std::vector<bool> FindLoneRewards(const std::vector<v1::PromptGroup>& groups) {
+  std::vector<bool> lone(groups.size(), false);
+  absl::flat_hash_map<std::string, Rewarded> by_stat_group;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const v1::Rollout& rollout : groups[g].rollouts()) {
+      if (!rollout.has_reward()) continue;
+      by_stat_group[StatGroupOf(groups[g])].Add(rollout);
+      lone[g] = true;
+    }
+  }
+  for (size_t g = 0; g < groups.size(); ++g) {
+    lone[g] = lone[g] && by_stat_group.at(StatGroupOf(groups[g])).is_one_sample;
+  }
+  return lone;
+}
+
+std::vector<std::string> LoneRewardWarnings(const std::vector<v1::PromptGroup>& groups, const std::vector<bool>& lone,
+                                            std::span<const uint32_t> mini_batch) {
+  absl::flat_hash_set<std::string> names;
+  for (const uint32_t index : mini_batch) {
+    if (lone[index]) names.insert(StatGroupOf(groups[index]));
+  }
+  if (names.empty()) return {};
+  if (names.size() == 1) return {"1 stat_group has one reward: its advantage is the reward itself"};
+  return {absl::StrCat(names.size(), " stat_groups have one reward each: their advantages are the rewards themselves")};
 }
 
 void AddStepWarnings(v1::UpdateResult& result) {

@@ -1,4 +1,5 @@
-// What of a request is not computed because it has no gradient, and what its sender is told about that. Pure.
+// What of a request is not computed because it has no gradient, or is held against nothing, and what its sender is told
+// about that. Pure.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,15 @@ struct EmptyGroups {
 // `mini_batch`: indices into `groups`, whose `runs` are given.
 EmptyGroups CountEmptyGroups(const v1::UpdateHeader& header, const std::vector<v1::PromptGroup>& groups,
                              std::span<const GroupRuns> runs, std::span<const uint32_t> mini_batch);
+
+// Says of each group whether it has rewards, all of one sample, and its stat_group has no others. Such a reward has no
+// mean to be held against, so it is its advantage.
+std::vector<bool> FindLoneRewards(const std::vector<v1::PromptGroup>& groups);
+
+// "2 stat_groups have one reward each: their advantages are the rewards themselves"; nothing where there are none.
+// `lone`: of the groups, by FindLoneRewards.
+std::vector<std::string> LoneRewardWarnings(const std::vector<v1::PromptGroup>& groups, const std::vector<bool>& lone,
+                                            std::span<const uint32_t> mini_batch);
 
 // Adds the steps' warnings to those of the request: with the step's number where there are several, and the first
 // kStepWarningsMax of them only.

@@ -55,6 +55,13 @@ def biased_deviation(request):
             for ids in members.values() for name in ids}
 
 
+def each_rollout_is_rewarded(request):
+    bare = copy.deepcopy(request)
+    for row in step.rows_of(bare):
+        row.rollout.pop("sample_id", None)
+    return step.advantages(bare)
+
+
 def rounding_of_the_mean(request):
     """Equal rewards lose to their mean's rounding what they should lose exactly."""
     tiny = {row.id: torch.full((len(row.response),), 1e-17 / 1e-6, dtype=torch.float64) for row in step.rows_of(request)}
@@ -69,6 +76,10 @@ RULES = [
     ("seq_mean_token_sum_norm", "the scale is not applied", lambda: Rules(aggregate=without_weights)),
     ("seq_mean_token_mean", "the rollouts' weights are not applied", lambda: Rules(aggregate=without_weights)),
     ("seq_mean_token_mean_by_sample", "sample ids are not read", lambda: Rules(aggregate=without_samples)),
+    ("seq_mean_token_sum_by_sample", "samples are not counted", lambda: Rules(aggregate=without_samples)),
+    ("seq_mean_token_sum_norm_by_sample", "samples are not counted", lambda: Rules(aggregate=without_samples)),
+    ("seq_mean_token_sum_by_sample", "a sample is rewarded as often as it has rollouts",
+     lambda: Rules(advantages=each_rollout_is_rewarded)),
     ("prompt_mean", "prompt-mean weights are not applied", lambda: Rules(aggregate=without_weights)),
     ("prompt_mean_all_in_one_step", "stat groups are not read", lambda: Rules(aggregate=without_stat_groups)),
     ("old_and_ref_of_the_entry_weights", "old and ref are the current weights'",

@@ -161,7 +161,7 @@ class Draw:
 
     def _samples_and_stat_groups(self):
         loss, rng = self.request_["header"]["loss"], self.rng
-        if loss["loss_agg_mode"] == "seq-mean-token-mean" and self.chance(0.6):
+        if loss["loss_agg_mode"].startswith("seq-mean-") and self.chance(0.6):
             for group in self.request_["groups"]:
                 for rollout in group["rollouts"]:
                     if self.chance(0.7):
@@ -173,3 +173,10 @@ class Draw:
             for index, group in enumerate(self.request_["groups"]):
                 if self.chance(0.7):
                     group["stat_group"] = f"s{rng.randrange(2)}" if across else f"alone{index}"
+        self._one_reward_of_a_sample()
+
+    def _one_reward_of_a_sample(self):
+        rewards = {}
+        for row in step.rows_of(self.request_):
+            if "reward" in row.rollout:
+                row.rollout["reward"] = rewards.setdefault((row.stat_group, row.sample), row.rollout["reward"])

@@ -85,6 +85,16 @@ def sample_ids(request):
         rollout["sample_id"] = "last"
 
 
+def rewards_of_samples(request):
+    """Samples with as many rewards of their own as they have rollouts would have another mean."""
+    set_rewards(True)(request)
+    sample_ids(request)
+    stat_groups("s", "s", "t", None, None)(request)
+    by_sample = {}
+    for rollout in rollouts(request):
+        rollout["reward"] = by_sample.setdefault(rollout.get("sample_id", rollout["rollout_id"]), rollout["reward"])
+
+
 def empty_in_the_middle(request):
     no_advantage(request["groups"][2])
     no_advantage(request["groups"][3])
@@ -133,6 +143,10 @@ CASES = [
          options=_agg("seq-mean-token-mean")),
     Case("seq_mean_token_mean_by_sample", "qwen2_tied", "vanilla", _mini(2, 2), sample_ids,
          options=_agg("seq-mean-token-mean")),
+    Case("seq_mean_token_sum_by_sample", "qwen3", "gpg", _mini(2, 2), rewards_of_samples,
+         options=_agg("seq-mean-token-sum", adam=UNCLIPPED)),
+    Case("seq_mean_token_sum_norm_by_sample", "llama", "vanilla", edit=rewards_of_samples,
+         options=_agg("seq-mean-token-sum-norm", loss_scale_factor=7.5, adam=UNCLIPPED)),
     Case("prompt_mean", "qwen2_tied", "vanilla", _mini(2, 2), options=_agg("prompt-mean")),
     Case("prompt_mean_shuffled", "llama", "gpg", _mini(2, 2, shuffle=True, seed=0),
          options=_agg("prompt-mean", adam=UNCLIPPED)),

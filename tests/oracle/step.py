@@ -35,6 +35,11 @@ class Row:
         return self.rollout["response_tokens"]
 
     @property
+    def sample(self):
+        """What the rollout is a part of; without a sample_id itself."""
+        return ("sample", self.rollout["sample_id"]) if "sample_id" in self.rollout else self.id
+
+    @property
     def mask(self):
         return _tensor(self.rollout.get("response_mask") or [1] * len(self.response))
 
@@ -61,7 +66,8 @@ def mini_batches(request, orders=None):
 
 
 def advantages(request):
-    """By rollout_id, [R]. Sent ones as they are; else from rewards over the stat_group, with unbiased deviation."""
+    """By rollout_id, [R]. Sent ones as they are; else from rewards over the stat_group, one for each sample, with unbiased
+    deviation."""
     normalize, by_stat, result = request["header"]["loss"].get("normalize_advantage_std"), {}, {}
     for row in rows_of(request):
         ones = torch.ones(len(row.response), dtype=torch.float64)
@@ -70,14 +76,15 @@ def advantages(request):
         elif "advantage" in row.rollout:
             result[row.id] = row.rollout["advantage"] * ones
         elif "reward" in row.rollout:
-            by_stat.setdefault(row.stat_group, []).append((row.id, row.rollout["reward"], ones))
-    for members in by_stat.values():
-        exact = [fractions.Fraction(reward) for _, reward, _ in members]  # a reward at the mean has the advantage 0
-        mean = sum(exact) / len(exact) if len(exact) > 1 else 0
+            by_stat.setdefault(row.stat_group, {}).setdefault(row.sample, []).append(row)
+    for samples in by_stat.values():
+        exact = [fractions.Fraction(rows[0].rollout["reward"]) for rows in samples.values()]
+        mean = sum(exact) / len(exact) if len(exact) > 1 else 0  # exact, so a reward at the mean has the advantage 0
         centred = _tensor([float(reward - mean) for reward in exact])
         std = (centred.square().sum() / (len(exact) - 1)).sqrt() if len(exact) > 1 else 1.0
         scores = centred / (std + 1e-6) if normalize else centred
-        result.update({name: score * ones for (name, _, ones), score in zip(members, scores)})
+        result.update({row.id: score * torch.ones(len(row.response), dtype=torch.float64)
+                       for rows, score in zip(samples.values(), scores) for row in rows})
     return result
 
 
@@ -97,11 +104,11 @@ def aggregation(request, rows):
     if mode == "token-sum":
         return {row.id: 1.0 for row in rows}, 1.0
     if mode == "seq-mean-token-sum":
-        return {row.id: 1.0 for row in rows}, len(rows)
+        return {row.id: 1.0 for row in rows}, len({row.sample for row in rows})
     if mode == "seq-mean-token-sum-norm":
-        return {row.id: 1.0 / loss["loss_scale_factor"] for row in rows}, len(rows)
+        return {row.id: 1.0 / loss["loss_scale_factor"] for row in rows}, len({row.sample for row in rows})
     if mode == "seq-mean-token-mean":
-        return per_key(lambda row: ("sample", row.rollout["sample_id"]) if "sample_id" in row.rollout else row.id)
+        return per_key(lambda row: row.sample)
     if mode == "prompt-mean":
         return per_key(lambda row: row.stat_group)
     raise ValueError(mode)

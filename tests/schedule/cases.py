@@ -98,6 +98,14 @@ def _sample_ids(request):
                 rollout["sample_id"] = group["uid"] + "/first"
 
 
+def _rewards_of_samples(request):
+    _set_rewards(request, normalize=True)
+    _sample_ids(request)
+    for group in request["groups"]:
+        for rollout in group["rollouts"][1:2]:
+            rollout["reward"] = group["rollouts"][0]["reward"]
+
+
 def _token_arrays(request):
     for group in request["groups"]:
         for index, rollout in enumerate(group["rollouts"]):
@@ -157,6 +165,8 @@ def _numbers():
                loss_agg_mode="prompt-mean")
     yield case("sequences by sample_id", "llama", FEW_PLANS, MIXED, "vanilla", edit=_sample_ids,
                loss_agg_mode="seq-mean-token-mean")
+    yield case("token sums and rewards of samples", "qwen3", FEW_PLANS, MIXED, "vanilla", edit=_rewards_of_samples,
+               loss_agg_mode="seq-mean-token-sum")
     yield case("token advantages and importance weights", "llama", FEW_PLANS, MIXED, "vanilla", edit=_token_arrays, kl="k3")
     yield case("zero advantages are not run", "llama", FEW_PLANS, MIXED, "vanilla", edit=_zero_advantages)
     for loss in ("vanilla", "gspo", "cispo", "importance_sampling"):

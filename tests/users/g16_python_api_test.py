@@ -95,7 +95,18 @@ def test_g16_the_pages_examples_run_as_they_stand(cluster):
     for block in blocks:
         exec(compile(block, "docs/python.md", "exec"), scope)
     assert scope["result"].steps and pathlib.Path(scope["path"]).is_dir()
+    again_where_it_was(scope, next(block for block in blocks if "client.requests()" in block))
     scope["client"].close()
+
+
+def again_where_it_was(scope, block):
+    """The page's script that resumes, started anew after it ended, and with a request of its run under way."""
+    client, step = scope["client"], scope["client"].model()["step"]
+    exec(compile(block, "docs/python.md", "exec"), scope)
+    assert scope["sent"] == ["arithmetic-7/0", "arithmetic-7/1", "arithmetic-7/2"] and client.model()["step"] == step
+    client.submit(scope["groups"], stemma.grpo(), stemma.adamw(1e-6), request_id="arithmetic-7/3", epochs=3)
+    exec(compile(block.replace(", 3):", ", 6):"), "docs/python.md", "exec"), scope)
+    assert scope["sent"][-1] == "arithmetic-7/3" and client.model()["step"] == step + 3 + 2, "4 and 5 were left"
 
 
 def test_g16_examples_call_a_server_where_one_listens_by_default():

@@ -12,6 +12,7 @@ import pytest
 import stemma
 import torch
 from e2e.errors.server import Cluster
+from oracle import hf64
 from stemma._update import update_parts
 
 PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "frameworks.md").read_text()
@@ -54,12 +55,13 @@ ROWS = [Row([1, 2, 3], [4, 5, 6], [1, 0, 1], 1.0, [-1.0, 0.0, -0.5], [-1.5, 0.0,
         Row([9, 8, 7, 6], [4, 4, 4, 4], [1, 1, 1, 1], 0.5, [-1.0] * 4, [-0.5] * 4)]
 
 
-def groups_of(rollout, rows=None):
+def groups_of(rollout, rows=None, named=False):
     """What a snippet is to make of the rows."""
     prompts = {}
     for row in rows or ROWS:
         prompts.setdefault(tuple(row.prompt), []).append(rollout(row))
-    return [stemma.Group(f"prompt-{i}", list(prompt), rollouts) for i, (prompt, rollouts) in enumerate(prompts.items())]
+    return [stemma.Group(f"prompt-{i}", list(prompt), rollouts, str(i) if named else None)
+            for i, (prompt, rollouts) in enumerate(prompts.items())]
 
 
 def messages(groups, loss, **options):
@@ -94,16 +96,18 @@ class Sample:
     loss_mask: Optional[List[int]] = None
     rollout_log_probs: Optional[List[float]] = None
     remove_sample: bool = False
+    group_index: Optional[int] = 0
     status: Status = Status.COMPLETED
 
 
 def samples():
-    return [Sample(row.prompt + row.tokens, len(row.tokens), row.reward, row.mask, row.old,
-                   status=Sample.Status.TRUNCATED if row.cut else Sample.Status.COMPLETED) for row in ROWS]
+    return [Sample(row.prompt + row.tokens, len(row.tokens), row.reward, row.mask, row.old, group_index=index // 2,
+                   status=Sample.Status.TRUNCATED if row.cut else Sample.Status.COMPLETED)
+            for index, row in enumerate(ROWS)]
 
 
-def rolled_out(row, **fields):
-    return stemma.Rollout(**{"tokens": row.tokens, "reward": row.reward, "mask": row.mask, "rollout_log_probs": row.old, **fields})
+def rolled_out(row):
+    return stemma.Rollout(row.tokens, reward=row.reward, mask=row.mask)
 
 
 def padded(rows, value=0):
@@ -121,11 +125,71 @@ def trained(row):
 
 def test_k1_slimes_samples_are_rollouts(client):
     made = run(client, block_with("def from_slime"), samples=samples())["groups"]
-    assert_same(made, groups_of(rolled_out), stemma.grpo())
+    assert_same(made, groups_of(rolled_out, named=True), stemma.grpo())
     removed = samples()
     removed[0].remove_sample, removed[1].loss_mask = True, None
     made = run(client, block_with("def from_slime"), samples=removed)["groups"]
     assert [rollout.mask for rollout in made[0].rollouts] == [[0, 0, 0], None]
+
+
+def test_k1_each_group_of_slime_has_its_own_baseline_whatever_its_prompt(client):
+    twice = samples()[:2] + [dataclasses.replace(sample, group_index=7) for sample in samples()[:2]]
+    made = run(client, block_with("def from_slime"), samples=twice)["groups"]
+    assert [(group.prompt, group.stat_group, len(group.rollouts)) for group in made] == [([1, 2, 3], "0", 2), ([1, 2, 3], "7", 2)]
+    nameless = [dataclasses.replace(sample, group_index=None) for sample in samples()]
+    made = run(client, block_with("def from_slime"), samples=nameless)["groups"]
+    assert [(group.stat_group, len(group.rollouts)) for group in made] == [(None, 2), (None, 2)]
+
+
+def uneven_samples():
+    """Two groups of one prompt with responses of many lengths: one empty, one masked in part, one removed."""
+    prompt, engine = [1, 2, 3], [-3.5, -4.5, -3.0, -4.0, -2.5]
+    made = [(0, [4, 5, 6], 1.0, [1, 0, 1]), (0, [7], 0.0, None), (0, [8, 4, 8, 4, 8], 0.5, None), (1, [9, 9], 0.0, [1, 1]),
+            (1, [], 1.0, []), (1, [5, 5, 6, 6], 0.25, None), (1, [6, 7], 1.0, None)]
+    out = [Sample(prompt + tokens, len(tokens), reward, mask, engine[:len(tokens)], group_index=group)
+           for group, tokens, reward, mask in made]
+    out[-1].remove_sample = True
+    return out
+
+
+def slimes_loss(model, samples, tis):
+    """slime's policy_loss_function at its defaults, on policy: advantages of its groups' rewards, the mean over each sample's
+    unmasked tokens (get_sum_of_sample_mean), over global_batch_size. tis: whether use_tis is on."""
+    total = 0.0
+    for sample in samples:
+        if sample.response_length == 0:
+            continue
+        rewards = torch.tensor([other.reward for other in samples if other.group_index == sample.group_index], dtype=torch.float64)
+        advantage = (sample.reward - rewards.mean()) / (rewards.std() + 1e-6)
+        begin = len(sample.tokens) - sample.response_length
+        log_prob, _ = hf64.log_probs_and_entropy(model.logits(sample.tokens[:begin], sample.tokens[begin:]), sample.tokens[begin:], 1.0)
+        ratio = (log_prob - log_prob.detach()).exp()
+        loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
+        if tis:
+            engine = torch.tensor(sample.rollout_log_probs, dtype=torch.float64)
+            loss = loss * (log_prob.detach() - engine).exp().clamp(0.0, 2.0)
+        mask = torch.tensor([0] * sample.response_length if sample.remove_sample else sample.loss_mask or [1] * sample.response_length)
+        total = total + (loss * mask).sum() / mask.sum().clamp(min=1)
+    return total / len(samples)
+
+
+@pytest.mark.parametrize("tis", [False, True])
+def test_k1_the_loss_of_slimes_snippet_and_its_gradient_are_slimes(client, tis):
+    blocks = [block_with("def from_slime")] + [block_with("rollout_is_weights = ")] * tis
+    scope = run(client, *(block.replace("adamw(1e-6)", "adamw(0.0, weight_decay=0.0)") for block in blocks), samples=uneven_samples())
+    model = hf64.Hf64(client.export(f"before-{tis}", dtype="fp64"))
+    probe = stemma.adamw(1.0, beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0, max_grad_norm=0.0)  # moves weights by g / (|g| + 1)
+    result = client.update_actor(scope["groups"], scope["loss"], probe)
+    after = hf64.Hf64(client.export(f"after-{tis}", dtype="fp64")).parameters()
+    loss = slimes_loss(model, uneven_samples(), tis)
+    loss.backward()
+    assert result.metrics["actor/loss"] == pytest.approx(loss.item(), abs=1e-6)
+    assert abs(slimes_loss(model, uneven_samples(), not tis).item() - loss.item()) > 1e-3, "the control: the weights show"
+    gradients = model.gradients()
+    moved = {name: parameter.detach() - after[name].detach() for name, parameter in model.parameters().items()}
+    largest = max(gradient.abs().max() for gradient in gradients.values())
+    for name, gradient in gradients.items():  # log-probs and weights are sent in float32
+        assert (moved[name] / (1 - moved[name].abs()) - gradient).abs().max() < 1e-6 * largest, name
 
 
 @pytest.mark.parametrize("mask_dtype", [torch.long, torch.bool])
@@ -150,20 +214,37 @@ def test_k1_nemo_rls_batch_is_groups(client):
     assert made[0].rollouts[1].mask.tolist() == [0.0, 0.0] and made[0].rollouts[0].mask.tolist() == [1.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize("has_old", [True, False])
-def test_k1_trls_inputs_are_groups(client, has_old):
+def trl_inputs():
     width = max(len(row.prompt) for row in ROWS)
     left = lambda values, pad: [pad] * (width - len(values)) + values  # noqa: E731
-    inputs = {"prompt_ids": torch.tensor([left(row.prompt, PAD) for row in ROWS]),
-              "prompt_mask": torch.tensor([left([1] * len(row.prompt), 0) for row in ROWS]),
-              "completion_ids": padded([row.tokens for row in ROWS], PAD),
-              "completion_mask": padded([[1] * len(row.tokens) for row in ROWS]),
-              "advantages": torch.tensor([row.advantages[0] for row in ROWS]), "old_per_token_logps": padded([row.old for row in ROWS])}
+    return {"prompt_ids": torch.tensor([left(row.prompt, PAD) for row in ROWS]),
+            "prompt_mask": torch.tensor([left([1] * len(row.prompt), 0) for row in ROWS]),
+            "completion_ids": padded([row.tokens for row in ROWS], PAD),
+            "completion_mask": padded([[1] * len(row.tokens) for row in ROWS]),
+            "advantages": torch.tensor([row.advantages[0] for row in ROWS]), "old_per_token_logps": padded([row.old for row in ROWS])}
+
+
+@pytest.mark.parametrize("has_old", [True, False])
+def test_k1_trls_inputs_are_groups(client, has_old):
+    inputs = trl_inputs()
     if not has_old:
         del inputs["old_per_token_logps"]
     made = run(client, block_with("def from_trl"), inputs=inputs)["groups"]
     assert_same(made, groups_of(lambda row: stemma.Rollout(row.tokens, advantage=row.advantages[0], old_log_probs=row.old if has_old
                                                            else None)), stemma.grpo(normalize_advantage_std=None))
+
+
+@pytest.mark.parametrize("of_sequences", [True, False])
+def test_k1_trls_tool_mask_and_ratios_reach_the_loss(client, of_sequences):
+    ratios = [[0.5 + row + 0.25 * t * (not of_sequences) for t in range(len(ROWS[row].tokens))] for row in range(len(ROWS))]
+    inputs = dict(trl_inputs(), tool_mask=padded([row.mask for row in ROWS], 1), importance_sampling_ratio=padded(ratios))
+    if of_sequences:
+        inputs["importance_sampling_ratio"] = torch.tensor([[ratio[0]] for ratio in ratios])
+    made = run(client, block_with("def from_trl"), inputs=inputs)["groups"]
+    number = {tuple(row.tokens): index for index, row in enumerate(ROWS)}
+    assert_same(made, groups_of(lambda row: stemma.Rollout(
+        row.tokens, mask=row.mask, advantage=row.advantages[0], old_log_probs=row.old,
+        rollout_is_weights=ratios[number[tuple(row.tokens)]])), stemma.grpo(normalize_advantage_std=None))
 
 
 # Recipes.
@@ -220,6 +301,14 @@ def test_k1_a_response_that_was_cut_counts_as_the_page_says(client, agg, counts)
     loss, norm = numbers(client, by_hand(rows[:2], [0.25, 1.0, 0.0]), agg)
     assert masked == pytest.approx((share * loss, share * norm), rel=1e-9)
     assert abs(masked[1] - left_out[1]) > 1e-3 * left_out[1], "the control: the two differ"
+
+
+def test_k1_an_empty_response_has_no_weights_of_the_rollout_engine(client):
+    empty = samples()
+    empty[1] = dataclasses.replace(empty[1], tokens=empty[1].tokens[:3], response_length=0, loss_mask=[], rollout_log_probs=[])
+    made = run(client, block_with("def from_slime"), block_with("rollout_is_weights = "), samples=empty)["groups"][0].rollouts
+    assert made[1].rollout_is_weights is None and len(made[0].rollout_is_weights) == 3
+    assert [rollout.rollout_log_probs for rollout in made] == [None, None]
 
 
 def test_k1_what_is_left_out_of_the_groups_is_out_of_the_update(client):

@@ -7,6 +7,7 @@ from . import _proto, config, errors, results
 from ._tries import in_time, is_over, timed_out
 
 _CLIENT_STATE_BYTES_MAX = 1 << 20
+_LOAD_UNTOLD_S = 60.0  # the log speaks of workers that take longer to load what this client asked for
 
 
 class CheckpointCalls:
@@ -66,6 +67,7 @@ class CheckpointCalls:
             reply = self._retrying(lambda timeout=None: self._stub.LoadCheckpoint(request, timeout=timeout), deadline)
         with self._lineage_lock:  # what was asked for is no loss
             self._lineage, self._step = reply.lineage, reply.step
+        self._untold_until = time.monotonic() + _LOAD_UNTOLD_S
         return results.LoadedCheckpoint(checkpoint=results.checkpoint(reply.checkpoint), client_state=reply.client_state,
                                         lineage=reply.lineage, step=reply.step, weight_version=reply.weight_version)
 

@@ -67,6 +67,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         self._connection = Connection(address, checked_s("connect_timeout_s", connect_timeout_s))
         self._stub = TrainingStub(self._connection.channel)
         self._lineage, self._step = None, None  # those that _saw keeps
+        self._untold_until = 0.0  # of time.monotonic(): workers load what this client asked for
         self._lineage_lock = threading.Lock()
 
     @property
@@ -298,10 +299,10 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
                 again = error.code() == grpc.StatusCode.UNAVAILABLE and (attempt < self._retries or loads)
                 if not again or is_over(deadline):
                     raise self._explained(out) from None
-            if loads and not told:
+            if loads and not told and time.monotonic() >= self._untold_until:
+                told = True
                 _LOG.warning("waiting for the server at %s, for at most %.0f s: %s", self._connection.address,
                              self._recovery_timeout_s, out.message)
-            told = told or loads
             if not loads and attempt == _TRIES_UNTOLD:
                 _LOG.warning("the server at %s is away, and is tried %d times more: %s", self._connection.address,
                              self._retries - attempt, out.message)

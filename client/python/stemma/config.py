@@ -87,7 +87,8 @@ def _sent_fields(config):
 # Presets. Each takes any LossConfig field as a keyword.
 
 def grpo(**fields):
-    """Clipped policy gradient, token mean over the mini-batch, advantages normalised by the group's deviation.
+    """Clipped policy gradient, token mean over the mini-batch, advantages normalised by the group's deviation. DeepSeekMath's GRPO
+    is grpo(loss_agg_mode="seq-mean-token-mean").
 
     fields      LossConfig fields that differ, e.g. grpo(kl_loss_coef=1e-3, kl_loss_type="low_var_kl")
     """
@@ -123,11 +124,12 @@ def gspo(**fields):
 
 
 def cispo(**fields):
-    """Clipped importance weights without gradient; every token keeps its own.
+    """Importance weights without gradient, clipped from above; every token keeps its own. As in MiniMax-M1, no ratio is clipped
+    from below: none is under 0. verl's generic clip_ratio_low of 0.2 is a lower bound of 0.8.
 
     fields      LossConfig fields that differ
     """
-    return dataclasses.replace(LossConfig("cispo", clip_ratio_low=0.2, clip_ratio_high=0.2,
+    return dataclasses.replace(LossConfig("cispo", clip_ratio_low=1.0, clip_ratio_high=0.2,
                                           normalize_advantage_std=True), **fields)
 
 
@@ -169,7 +171,8 @@ def adamw(learning_rate, **fields):
 # ValueError: a rate that is merely wrong would train, and nobody would see it.
 
 def constant(learning_rate, warmup_steps=0):
-    """A function of the step: rises over the warm-up, then stays.
+    """A function of the step: rises over the warm-up, then stays. The step is your iteration, from 0 on: model()["step"] counts
+    optimizer steps, and is not it where a request makes several or one is skipped.
 
     learning_rate   after the warm-up
     warmup_steps    steps of a linear rise; the first of them has 1/warmup_steps of the rate
@@ -179,7 +182,8 @@ def constant(learning_rate, warmup_steps=0):
 
 
 def linear(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
-    """A function of the step: rises over the warm-up, then falls to min_lr_ratio * learning_rate.
+    """A function of the step, which is your iteration as in constant: rises over the warm-up, then falls to
+    min_lr_ratio * learning_rate.
 
     learning_rate   after the warm-up
     total_steps     where the fall ends
@@ -190,7 +194,8 @@ def linear(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
 
 
 def cosine(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
-    """A function of the step: rises over the warm-up, then falls along half a cosine to min_lr_ratio * learning_rate.
+    """A function of the step, which is your iteration as in constant: rises over the warm-up, then falls along half a cosine to
+    min_lr_ratio * learning_rate.
 
     learning_rate   after the warm-up
     total_steps     where the fall ends

@@ -6,7 +6,7 @@ import sys
 import grpc
 import pytest
 import stemma
-from stemma import _proto
+from stemma import _checkpoint_calls, _proto
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from fake_server import FakeServer, abort  # noqa: E402
@@ -148,6 +148,22 @@ def test_a_load_gives_the_state_back_and_moves_the_client_to_its_lineage():
     assert (first.checkpoint.name, first.client_state, first.lineage, first.step, first.weight_version) == (
         "a", b"\0p", "L2", 3, 4)
     assert [(r.name, r.expected_lineage) for r in sent] == [("a", "L1"), ("", "L2")] and lineage == "L2"
+
+
+@pytest.mark.parametrize("untold_s, lines", [(60.0, 0), (0.0, 1)])
+def test_workers_that_load_what_this_client_asked_for_are_news_only_after_a_while(untold_s, lines, monkeypatch, caplog):
+    monkeypatch.setattr(_checkpoint_calls, "_LOAD_UNTOLD_S", untold_s)
+    tries = []
+
+    def loads(_, context):
+        tries.append(context)
+        if len(tries) < 4:
+            abort(context, grpc.StatusCode.UNAVAILABLE, "a worker was lost, or a checkpoint is loaded", "RECOVERING")
+        return Checkpoint(name="b")
+
+    run({"LoadCheckpoint": lambda *_: Loaded(lineage="L2", step=3), "SaveCheckpoint": loads},
+        lambda client: (client.load_checkpoint("a"), client.save_checkpoint("b")))
+    assert len(tries) == 4 and sum(record.name == "stemma" for record in caplog.records) == lines
 
 
 def test_the_other_calls_name_their_checkpoint():

@@ -31,7 +31,7 @@ def test_presets_name_modes_that_the_proto_knows():
 def test_presets_differ_from_grpo_where_their_papers_do():
     grpo = stemma.grpo().as_dict()
     assert stemma.dapo().as_dict() == {**grpo, "clip_ratio_high": 0.28}
-    assert stemma.cispo().as_dict() == {**grpo, "loss_mode": "cispo"}
+    assert stemma.cispo().as_dict() == {**grpo, "loss_mode": "cispo", "clip_ratio_low": 1.0}
     assert stemma.gspo().as_dict() == {**grpo, "loss_mode": "gspo", "loss_agg_mode": "seq-mean-token-mean",
                                        "clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
     assert stemma.dr_grpo(64).as_dict() == {**grpo, "loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 64,

@@ -112,6 +112,23 @@ def test_the_same_id_is_applied_once(client):
     assert error.value.reason == "REQUEST_ID_REUSED"
 
 
+def test_cispo_has_no_lower_bound_as_in_minimax_m1(client):
+    groups, bounded, free, tokens = some_groups(), 0.0, 0.0, 0
+    log_probs = client.log_probs(groups)
+    for group in groups:
+        for index, rollout in enumerate(group.rollouts):
+            now = log_probs[f"{group.uid}/{index}"].log_probs
+            rollout.reward, rollout.advantage = None, 0.5 - index
+            rollout.old_log_probs = [lp + (1.5, 0.1, -0.5, 0.6)[t % 4] for t, lp in enumerate(now)]
+            for lp, old in zip(now, rollout.old_log_probs):
+                ratio, tokens = math.exp(lp - old), tokens + 1
+                free -= min(ratio, 1.2) * rollout.advantage * lp
+                bounded -= min(max(ratio, 0.8), 1.2) * rollout.advantage * lp
+    loss = client.update_actor(groups, stemma.cispo(), stemma.adamw(0.0, weight_decay=0.0)).metrics["actor/loss"]
+    assert loss == pytest.approx(free / tokens, rel=1e-4)  # log-probs of float32
+    assert abs(loss - bounded / tokens) > 0.1 * abs(loss), "the control: ratios below 0.8 show"
+
+
 def test_each_preset_trains_with_its_defaults(client):
     supervised = some_groups()
     for rollout in (r for g in supervised for r in g.rollouts):

@@ -121,6 +121,50 @@ TEST(FillAdvantagesTest, WhatIsSentIsKeptAndCountsInNoMean) {
   EXPECT_EQ(groups[0].rollouts(3).advantage(), 0.5);
 }
 
+v1::Rollout PartOf(const std::string& sample_id, double reward) {
+  v1::Rollout rollout = WithReward(reward);
+  rollout.set_sample_id(sample_id);
+  return rollout;
+}
+
+// Trajectories of 3, 1 and 1 turns, each turn a group of its own, with rewards 1, 0, 0.
+TEST(FillAdvantagesTest, ASampleIsRewardedOnceHoweverManyRolloutsItHas) {
+  for (const bool normalize_std : {true, false}) {
+    std::vector<v1::PromptGroup> groups;
+    for (const std::string sample : {"a", "b", "a", "a", "c"}) {
+      groups.push_back(MakeGroup(absl::StrCat("g", groups.size()), {PartOf(sample, sample == "a" ? 1 : 0)}));
+      groups.back().set_stat_group("question");
+    }
+    ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", normalize_std), RunNumbers(), groups).ok());
+    const double divisor = normalize_std ? std::sqrt(1.0 / 3) + 1e-6 : 1;
+    for (const size_t turn : {0, 2, 3}) EXPECT_DOUBLE_EQ(Advantages(groups[turn])[0], 2.0 / 3 / divisor);
+    for (const size_t turn : {1, 4}) EXPECT_DOUBLE_EQ(Advantages(groups[turn])[0], -1.0 / 3 / divisor);
+  }
+}
+
+TEST(FillAdvantagesTest, ASampleAloneIsOneRewardAndAnIdCountsInEachStatGroup) {
+  std::vector<v1::PromptGroup> groups = {MakeGroup("a", {PartOf("s", 0.5), PartOf("s", 0.5)}),
+                                         MakeGroup("b", {PartOf("s", 3), WithReward(1), PartOf("s", 3)})};
+  ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", /*normalize_std=*/false), RunNumbers(), groups).ok());
+  EXPECT_THAT(Advantages(groups[0]), ElementsAre(0.5, 0.5));
+  EXPECT_THAT(Advantages(groups[1]), ElementsAre(1, -1, 1));
+}
+
+TEST(FillAdvantagesTest, TwoRewardsOfOneSampleAreRefusedWithBoth) {
+  std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(7), PartOf("turns of one", 1)}),
+                                         MakeGroup("b", {PartOf("turns of one", 0.25)})};
+  for (v1::PromptGroup& group : groups) group.set_stat_group("question");
+  const absl::Status status = FillAdvantages(Loss("vanilla", "token-mean"), RunNumbers(), groups);
+  ASSERT_EQ(ErrorReason(status), "INVALID_REQUEST") << status;
+  const ErrorDetails details = GetErrorDetails(status);
+  EXPECT_EQ(details.uid, "b");
+  ASSERT_EQ(details.violations.size(), 1u);
+  EXPECT_EQ(details.violations[0].field, "groups[1].rollouts[0].reward");
+  EXPECT_EQ(details.violations[0].description,
+            "is 0.25, but 1 in groups[0].rollouts[1] of the same sample_id turns of one: send one reward, or "
+            "advantages, or two ids");
+}
+
 TEST(FillAdvantagesTest, NeitherAdvantageNorRewardIsAnErrorThatNamesTheRollout) {
   std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(1)}), MakeGroup("b", {MakeRollout({true})})};
   const absl::Status status = FillAdvantages(Loss("vanilla", "token-mean"), RunNumbers(), groups);
@@ -260,12 +304,16 @@ TEST(NormalizeStepTest, RolloutsThatShareASampleIdAreOneSequence) {
   std::vector<v1::PromptGroup> groups = RaggedGroups();
   groups[0].mutable_rollouts(0)->set_sample_id("x");
   groups[1].mutable_rollouts(1)->set_sample_id("x");
-  EXPECT_EQ(Normalize("seq-mean-token-mean", groups, {0, 1}).denominator, 4);
+  for (const std::string mode : {"seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"}) {
+    EXPECT_EQ(Normalize(mode, groups, {0, 1}).denominator, 4) << mode;
+  }
+  EXPECT_EQ(Normalize("token-mean", groups, {0, 1}).denominator, 7);
   const std::vector<double> weights = Normalize("seq-mean-token-mean", groups, {0, 1}).rollout_weights;
   ASSERT_EQ(weights.size(), 5U);
   EXPECT_EQ(weights[0], 1.0 / 3);
   EXPECT_EQ(weights[4], 1.0 / 3);
   EXPECT_EQ(weights[3], 1.0 / 4);
+  EXPECT_THAT(Normalize("seq-mean-token-sum", groups, {0, 1}).rollout_weights, ElementsAre(1));
 }
 
 TEST(NormalizeStepTest, ASampleOrStatGroupInTwoMiniBatchesIsRefused) {
@@ -274,7 +322,7 @@ TEST(NormalizeStepTest, ASampleOrStatGroupInTwoMiniBatchesIsRefused) {
   groups[1].mutable_rollouts(1)->set_sample_id("x");
   groups[0].set_stat_group("s");
   groups[1].set_stat_group("s");
-  for (const std::string mode : {"seq-mean-token-mean", "prompt-mean"}) {
+  for (const std::string mode : {"seq-mean-token-mean", "seq-mean-token-sum", "prompt-mean"}) {
     const absl::StatusOr<StepNormalization> step = NormalizeStep(Loss("gpg", mode), groups, std::vector<uint32_t>{0});
     EXPECT_EQ(step.status().code(), absl::StatusCode::kFailedPrecondition) << mode;
     EXPECT_EQ(ErrorReason(step.status()), "UNSUPPORTED") << mode;

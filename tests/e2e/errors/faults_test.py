@@ -119,6 +119,7 @@ def test_a_repeated_id_attaches_then_replays_and_never_steps_twice(cluster):
     done.rollout()["advantage"] = 9.0
     error = refusal(lambda: done.send(cluster.stub))
     assert (error.code, error.reason) == (grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_REUSED"), error
+    assert f"request {done.id} was sent before" in error.message and "(GetRequest, client.attach)" in error.message
 
 
 def test_a_call_that_ends_early_does_not_end_its_request(cluster):

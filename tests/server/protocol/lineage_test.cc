@@ -95,6 +95,13 @@ TEST(LineageTest, WhatARequestExpectsIsHeldAgainstNameThenStep) {
   EXPECT_TRUE(lineage.CheckExpected({}, 7).ok()) << "it expects nothing";
   EXPECT_TRUE(lineage.CheckExpected(Expecting("a-1", 7), 7).ok());
   EXPECT_TRUE(HasReason(lineage.CheckExpected(Expecting("a-1", 6), 7), Reason::kStepMismatch));
+  EXPECT_EQ(lineage.CheckExpected(Expecting("a-1", 6), 7).message(),
+            "expected_step is 6, the request would start at step 7 of lineage a-1; look at what trained it since, or "
+            "leave expected_step out to go on from there");
+  EXPECT_EQ(lineage.CheckExpected(Expecting("a-1", 8), 7).message(),
+            "expected_step is 8, the request would start at step 7 of lineage a-1; a step that was skipped, or given "
+            "up for a checkpoint, does not count: look at the outcomes of the requests before it, or leave "
+            "expected_step out to go on from there");
   EXPECT_TRUE(HasReason(lineage.CheckExpected(Expecting("b-1", 6), 7), Reason::kLineageMismatch));
   EXPECT_FALSE(GetErrorDetails(lineage.CheckName("b-1")).metadata.contains("lost_step")) << "it was never ours";
   lineage.End({});

@@ -99,6 +99,46 @@ TEST(StepWarningsTest, OneGroupWithImportanceWeightsNamesTheFactorOfAll) {
   }
 }
 
+v1::PromptGroup Rewarded(const std::string& uid, const std::vector<std::string>& samples) {
+  v1::PromptGroup group;
+  group.set_uid(uid);
+  for (const std::string& sample : samples) {
+    group.add_rollouts()->set_reward(1);
+    if (!sample.empty()) group.mutable_rollouts(group.rollouts_size() - 1)->set_sample_id(sample);
+  }
+  return group;
+}
+
+std::vector<std::string> WarningsOfLoneRewards(const std::vector<v1::PromptGroup>& groups,
+                                               const std::vector<uint32_t>& mini_batch) {
+  return LoneRewardWarnings(groups, FindLoneRewards(groups), mini_batch);
+}
+
+TEST(StepWarningsTest, AStatGroupWithOneRewardIsToldOf) {
+  const std::vector<v1::PromptGroup> groups = {Rewarded("a", {""}), Rewarded("b", {"", ""}), Rewarded("c", {""}),
+                                               Group({1})};
+  EXPECT_EQ(WarningsOfLoneRewards(groups, {3, 0, 1}),
+            std::vector<std::string>{"1 stat_group has one reward: its advantage is the reward itself"});
+  EXPECT_EQ(
+      WarningsOfLoneRewards(groups, {0, 1, 2}),
+      std::vector<std::string>{"2 stat_groups have one reward each: their advantages are the rewards themselves"});
+  EXPECT_TRUE(WarningsOfLoneRewards(groups, {1, 3}).empty());
+}
+
+TEST(StepWarningsTest, RolloutsOfOneSampleAreOneRewardOfTheirStatGroup) {
+  std::vector<v1::PromptGroup> groups = {Rewarded("a", {"x", "x"}), Rewarded("b", {"x"}), Group({1})};
+  for (v1::PromptGroup& group : groups) group.set_stat_group("s");
+  EXPECT_EQ(FindLoneRewards(groups), (std::vector<bool>{true, true, false})) << "the last has an advantage";
+  EXPECT_EQ(WarningsOfLoneRewards(groups, {0, 1}).at(0),
+            "1 stat_group has one reward: its advantage is the reward itself");
+  for (const char* const other : {"y", ""}) {
+    groups[2] = Rewarded("c", {other});
+    groups[2].set_stat_group("s");
+    EXPECT_EQ(FindLoneRewards(groups), std::vector<bool>(3, false)) << other;
+  }
+  EXPECT_EQ(FindLoneRewards({Rewarded("a", {"", "x"})}), std::vector<bool>{false});
+}
+
 TEST(StepWarningsTest, ARequestRepeatsTheFirstWarningsOfItsSteps) {
   v1::UpdateResult result;
   result.add_steps()->add_warnings("w");
