@@ -267,6 +267,7 @@ Backend MakeFakeDeviceBackend() {
   backend.make_copy_engine = [] { return std::unique_ptr<CopyEngine>(std::make_unique<LateCopyEngine>()); };
   backend.queries_by_token = true;
   backend.dlogits_in_run_dtype = true;
+  backend.slab_elements_with_masters = kGpuSlabElements;
   return backend;
 }
 

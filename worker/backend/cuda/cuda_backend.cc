@@ -104,7 +104,8 @@ Backend MakeCudaBackend(at::Device device, const BackendRequest& request) {
           .make_side_queue = MakeSideStream,
           .host_reads_are_free = false,
           .queries_by_token = true,
-          .dlogits_in_run_dtype = true};
+          .dlogits_in_run_dtype = true,
+          .slab_elements_with_masters = kGpuSlabElements};
 }
 
 }  // namespace stemma::worker::cuda
