@@ -76,6 +76,9 @@ struct Backend {
   bool queries_by_token = false;
   // Whether gradients of logits are in the run dtype, in the memory of the logits; else they replace the logits.
   bool dlogits_in_run_dtype = false;
+  // From one row of logits to the next is a multiple of so many elements, whatever the vocabulary: where products and
+  // kernels are slow on rows that begin at no boundary. What lies between two rows is never read.
+  int64_t logits_row_quantum = 1;
   // Elements of a slab of optimizer states that lie on the device, in a run with masters apart.
   int64_t slab_elements_with_masters = StateSlabElements(/*has_masters=*/true);
 
