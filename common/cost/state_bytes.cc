@@ -26,12 +26,15 @@ namespace {
 
 // What APPLY streams, of so many elements that a rank owns.
 void SetSlabs(int64_t elements, RunDtype dtype, StateBytes& bytes) {
-  const StateSlabShape slabs{.elements = elements,
-                             .states = OptimizerStates(dtype),
-                             .element_bytes = AccumulateBytes(dtype),
-                             .slab_elements = StateSlabElements(OptimizerStates(dtype) == 3)};
-  bytes.clipped = ClippedSlabBytes(slabs);
+  const bool has_masters = OptimizerStates(dtype) == 3;
+  StateSlabShape slabs{.elements = elements,
+                       .states = OptimizerStates(dtype),
+                       .element_bytes = AccumulateBytes(dtype),
+                       .slab_elements = StateSlabElements(has_masters)};
+  bytes.clipped_streamed = ClippedSlabBytes(slabs);
   bytes.slabs = StateSlabBytes(slabs);
+  if (has_masters) slabs.slab_elements = kGpuSlabElements;
+  bytes.clipped_on_device = ClippedSlabBytes(slabs);
 }
 
 int64_t PartialBytes(const ModelShard& shard, RunDtype dtype) {

@@ -24,7 +24,9 @@ struct StateBytes {
   int64_t gradients = 0;
   int64_t optimizer = 0;  // of the elements that the rank owns
   int64_t tables = 0;     // cosines and sines of RoPE
-  int64_t clipped = 0;    // gradients of one slab times the clip, during APPLY
+  // During APPLY: gradients of one slab times the clip, with states on the device (a CPU takes less of it in a bf16
+  // run) and in host memory.
+  int64_t clipped_on_device = 0, clipped_streamed = 0;
   int64_t slabs = 0;      // of optimizer states that come from host memory, during APPLY
   int64_t exchange = 0;   // buffers in which ranks exchange gradients and weights; 0: one rank
   int64_t gathering = 0;  // of sharded parameters beside their slot, in a pass: as much as the largest unit
@@ -34,7 +36,12 @@ struct StateBytes {
   // An unspecified residency is the device's. Between steps; APPLY adds `apply`.
   int64_t device(v1::OptimizerResidency residency) const { return total() - host(residency); }
   int64_t host(v1::OptimizerResidency residency) const { return residency == v1::HOST ? optimizer : 0; }
-  int64_t apply(v1::OptimizerResidency residency) const { return clipped + (residency == v1::HOST ? slabs : 0); }
+  int64_t clipped(v1::OptimizerResidency residency) const {
+    return residency == v1::HOST ? clipped_streamed : clipped_on_device;
+  }
+  int64_t apply(v1::OptimizerResidency residency) const {
+    return clipped(residency) + (residency == v1::HOST ? slabs : 0);
+  }
   int64_t device_peak(v1::OptimizerResidency residency) const {
     return device(residency) + std::max(apply(residency), gathering);
   }

@@ -20,9 +20,15 @@ constexpr int64_t kStateSlabUnit = 16;
 // One slab is stepped, the next comes in, the last goes out.
 constexpr int64_t kStateSlabsOnDevice = 3;
 
-// Returns the elements of a slab. A CPU is fastest with slabs that its caches hold. On a GPU each costs a dozen
-// launches, which take as long as the update of two million elements. GPUs train in bf16, with masters apart.
+// Returns the elements of a slab of states that come from host memory, or that a CPU has. A CPU is fastest with slabs
+// that its caches hold. On a GPU each costs a dozen launches, which take as long as the update of two million elements.
+// GPUs train in bf16, with masters apart.
 constexpr int64_t StateSlabElements(bool has_masters) { return int64_t{1} << (has_masters ? 22 : 18); }
+
+// Elements of a slab of states that lie on a GPU, with masters apart: as many as one launch of the fused op takes, in
+// 320 blocks of 65,536 elements, which is two blocks and more for each of the multiprocessors of an H200 (132) or a
+// B200 (148). Slabs that stream are smaller: the link bounds them, and three are on the device.
+constexpr int64_t kGpuSlabElements = 320 * int64_t{65536};
 
 constexpr int64_t RoundUpToSlabUnit(int64_t elements) { return RoundUp(elements, kStateSlabUnit); }
 

@@ -50,8 +50,8 @@ std::string DevicePartsText(const StateBytes& state, v1::OptimizerResidency resi
   const std::string gathering =
       state.gathering > 0 ? absl::StrCat("gathering of parameters ", HumanBytes(state.gathering), ", ") : "";
   return absl::StrCat("weights ", HumanBytes(state.weights), ", gradients ", HumanBytes(state.gradients), ", ",
-                      optimizer, exchange, gathering, "clipped gradients ", HumanBytes(state.clipped), ", RoPE tables ",
-                      HumanBytes(state.tables));
+                      optimizer, exchange, gathering, "clipped gradients ", HumanBytes(state.clipped(residency)),
+                      ", RoPE tables ", HumanBytes(state.tables));
 }
 
 absl::Status MachineTooSmall(const v1::RunConfig& run, const char* where, int64_t free_bytes, int64_t needed_bytes,

@@ -215,6 +215,12 @@ def test_the_dense_target_is_held_against_the_worst_row_and_names_its_device():
     assert f"* met: {bar}: 60.0%, head on a part, on NVIDIA H100 (target 60% on one H200)" in page(content)
 
 
+def test_a_head_of_a_vocabulary_whose_rows_are_padded_is_named():
+    rows = [{"rows": 12288, "vocabulary": vocabulary, "tflops": 620, "seconds": spread(1.0)} for vocabulary in (128256, 128257)]
+    text = page(report(dense={"dense": [], "head": rows}))
+    assert "| 12,288 | 1.000" in text and "| 12,288, a vocabulary of 128,257 | 1.000" in text
+
+
 def test_a_ratio_above_its_ideal_is_pointed_at():
     assert "above their ideal" in page(report(reuse={"reuse": [reuse(10240, 2048, 16, 1.02)]}))
     assert "above their ideal" not in page(report(reuse={"reuse": [reuse(10240, 2048, 16, 0.99)]}))

@@ -112,10 +112,15 @@ def of_device(report, part):
     return "" if device == NOT_MEASURED else f", on {device}"
 
 
+def head_text(row):
+    odd = row.get("vocabulary", 0) % 8 != 0  # whose rows of logits are padded
+    return f"{row['rows']:,}" + (f", a vocabulary of {row['vocabulary']:,}" if odd else "")
+
+
 def dense_lines(report, bars):
     head = ["dense", "P/R/N", "layers", "s", "TFLOP/s", "MFU of 989", "tokens/s", "activations GB"]
     lines = table(head, dense_rows(report, "dense") + dense_rows(report, "qwen3"))
-    heads = [[f"{row['rows']:,}", cell(row, seconds(row.get("seconds"))), number(row.get("tflops"), 0)]
+    heads = [[head_text(row), cell(row, seconds(row.get("seconds"))), number(row.get("tflops"), 0)]
              for row in report.rows("dense", "head")]
     if heads:
         lines += ["", *table(["the head alone, rows", "s", "TFLOP/s"], heads)]

@@ -18,6 +18,7 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -253,6 +254,17 @@ void Register() {
   CHECK(once);
 }
 
+// What lies between rows of logits is NaN, so that an op that reads it is seen.
+void LogitsWithNanBetweenRows(const LogitsOperands& args) {
+  const at::Tensor& logits = args.logits_TV;
+  const int64_t vocab = logits.size(1), between = logits.stride(0) - vocab;
+  if (between > 0) {
+    logits.as_strided({logits.size(0), between}, logits.strides(), logits.storage_offset() + vocab)
+        .fill_(std::numeric_limits<double>::quiet_NaN());
+  }
+  ComposedKernels().logits(args);
+}
+
 MemoryStats Stats() { return DeviceMemory::Get().stats(); }
 void ResetPeak() { DeviceMemory::Get().ResetPeak(); }
 
@@ -267,6 +279,9 @@ Backend MakeFakeDeviceBackend() {
   backend.make_copy_engine = [] { return std::unique_ptr<CopyEngine>(std::make_unique<LateCopyEngine>()); };
   backend.queries_by_token = true;
   backend.dlogits_in_run_dtype = true;
+  backend.logits_row_quantum = 8;
+  backend.kernels.logits = LogitsWithNanBetweenRows;
+  backend.slab_elements_with_masters = kGpuSlabElements;
   return backend;
 }
 

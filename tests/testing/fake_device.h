@@ -15,7 +15,8 @@
 namespace stemma::testing {
 
 // The composed backend on the fake device, with what the layout of a CUDA device asks of the engine: queries by token,
-// gradients of logits in the run dtype. Its copies are late: they run when the computation is told to wait for them.
+// gradients of logits in the run dtype, rows of logits at a distance of 8 elements with NaN between, large slabs of
+// optimizer states. Its copies are late: they run when the computation is told to wait for them.
 Backend MakeFakeDeviceBackend();
 
 // The device's memory is open while one lives: for what stands for the device in tests.

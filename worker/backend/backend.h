@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/base/system_memory.h"
+#include "common/cost/state_slabs.h"
 #include "worker/backend/attention.h"
 #include "worker/backend/device_clock.h"
 #include "worker/backend/host_transfer.h"
@@ -75,6 +76,11 @@ struct Backend {
   bool queries_by_token = false;
   // Whether gradients of logits are in the run dtype, in the memory of the logits; else they replace the logits.
   bool dlogits_in_run_dtype = false;
+  // From one row of logits to the next is a multiple of so many elements, whatever the vocabulary: where products and
+  // kernels are slow on rows that begin at no boundary. What lies between two rows is never read.
+  int64_t logits_row_quantum = 1;
+  // Elements of a slab of optimizer states that lie on the device, in a run with masters apart.
+  int64_t slab_elements_with_masters = StateSlabElements(/*has_masters=*/true);
 
   at::TensorOptions options(at::ScalarType dtype) const { return at::TensorOptions().dtype(dtype).device(device); }
 };

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/round_up.h"
 #include "worker/backend/accumulate_type.h"
 #include "worker/ops/linear.h"
 
@@ -77,7 +78,8 @@ HeadPass::HeadPass(const Backend& backend, const HeadInput& input, const HeadOpt
   CHECK_EQ(hidden_TD_.size(1), weight_VD_.size(1));
   CHECK(hidden_TD_.scalar_type() == weight_VD_.scalar_type());
   const auto options_of = [&](at::ScalarType dtype) { return hidden_TD_.options().dtype(dtype); };
-  logits_CV_ = at::empty({chunk_rows_, weight_VD_.size(0)}, options_of(AccType(hidden_TD_.scalar_type())));
+  const int64_t vocab = weight_VD_.size(0), row = RoundUp(vocab, backend.logits_row_quantum);
+  logits_CV_ = at::empty({chunk_rows_, row}, options_of(AccType(hidden_TD_.scalar_type()))).narrow(1, 0, vocab);
   softmax_T2_ = at::empty({rows(), 2}, options_of(kRowType));
   output_.log_prob_T = at::empty({rows()}, options_of(kRowType));
   if (options.need_entropy) output_.entropy_T = at::empty({rows()}, options_of(kRowType));

@@ -17,9 +17,16 @@ const Parameter& ParameterOf(const std::vector<Parameter>& parameters, const Par
   return parameters[static_cast<size_t>(range.parameter)];
 }
 
-int64_t SlabElementsOf(const std::vector<Parameter>& parameters) {
+struct SlabElements {
+  int64_t on_device, streamed;
+};
+
+// `asked`: of both; 0: what this device and this run have.
+SlabElements SlabElementsOf(const Backend& backend, const std::vector<Parameter>& parameters, int64_t asked) {
+  if (asked != 0) return {asked, asked};
   const bool has_masters = !parameters.empty() && !parameters.front().master_is_weight();
-  return StateSlabElements(has_masters);
+  const int64_t streamed = StateSlabElements(has_masters);
+  return {has_masters ? backend.slab_elements_with_masters : streamed, streamed};
 }
 
 at::Tensor Gradients(const std::vector<Parameter>& parameters, const ParameterRange& range) {
@@ -191,8 +198,9 @@ std::string AdamwStep(const Backend& backend, std::vector<Parameter>& parameters
     (p.states_on_host ? on_host : on_device).push_back(range);
   }
   HostStateOptions options = host;
-  if (options.slab_elements == 0) options.slab_elements = SlabElementsOf(parameters);
-  const std::vector<Slab> slabs = CutSlabs(on_device, options.slab_elements);
+  const SlabElements elements = SlabElementsOf(backend, parameters, host.slab_elements);
+  options.slab_elements = elements.streamed;
+  const std::vector<Slab> slabs = CutSlabs(on_device, elements.on_device);
   const int64_t streamed = PartsOf(CutSlabs(on_host, options.slab_elements));
   SlabStep slab_step(backend, update, PartsOf(slabs) + streamed);
   StepOnDevice(parameters, slabs, slab_step);

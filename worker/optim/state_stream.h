@@ -23,7 +23,7 @@ namespace stemma::worker {
 
 struct HostStateOptions {
   CopyEngine* copy_engine = nullptr;  // needed where a parameter's states are in host memory
-  int64_t slab_elements = 0;          // rounded up to kStateSlabUnit; 0: StateSlabElements of the run
+  int64_t slab_elements = 0;          // rounded up to kStateSlabUnit; 0: what the device and the run have
 };
 
 // Some elements of a parameter, all on the device: 1-d views of one length.

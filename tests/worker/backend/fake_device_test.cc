@@ -28,7 +28,7 @@
 namespace stemma::testing {
 namespace {
 
-constexpr int64_t kVocab = 96;
+constexpr int64_t kVocab = 97;  // whose rows of logits are padded
 
 // What an operation of the engine waited for the device, by the phase that it reported.
 struct Waits {

@@ -1,5 +1,6 @@
 // The head where products take gradients of logits in the run dtype: they lie in the logits' memory, row by row.
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -30,9 +31,20 @@ void NotingHeadBackward(const HeadBackwardOperands& args) {
   ComposedKernels().head_backward(args);
 }
 
-Gradients RunHeadGradient(bool dlogits_in_run_dtype, at::ScalarType dtype) {
+// Fills what lies between the rows with NaN first.
+void SpoilingLogits(const LogitsOperands& args) {
+  const at::Tensor& logits = args.logits_TV;
+  const int64_t vocab = logits.size(1), between = logits.stride(0) - vocab;
+  logits.as_strided({logits.size(0), between}, logits.strides(), logits.storage_offset() + vocab)
+      .fill_(std::numeric_limits<double>::quiet_NaN());
+  ComposedKernels().logits(args);
+}
+
+Gradients RunHeadGradient(bool dlogits_in_run_dtype, at::ScalarType dtype, int64_t row_quantum = 1) {
   Backend backend = MakeComposedBackend();
   backend.dlogits_in_run_dtype = dlogits_in_run_dtype;
+  backend.logits_row_quantum = row_quantum;
+  if (row_quantum > 1) backend.kernels.logits = SpoilingLogits;
   backend.kernels.head_backward = NotingHeadBackward;
   testing::Random random(5);
   const at::Tensor hidden = random.Normal({kGradientRows, kGradientWidth}).to(dtype),
@@ -64,6 +76,19 @@ TEST(HeadDlogitsTest, TheyAreTheLogitsThemselvesElsewhere) {
     RunHeadGradient(in_run_dtype, at::kDouble);
     EXPECT_EQ(given.dlogits_TV.const_data_ptr(), given.logits_TV.const_data_ptr());
     EXPECT_EQ(given.dlogits_TV.strides(), given.logits_TV.strides());
+  }
+}
+
+TEST(HeadDlogitsTest, RowsBeginAtMultiplesOfTheQuantumAndNothingBetweenThemIsRead) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16}) {
+    const Gradients plain = RunHeadGradient(true, dtype);
+    EXPECT_EQ(given.logits_TV.stride(0), kGradientVocab) << "no padding where nobody asks for it";
+    const Gradients padded = RunHeadGradient(true, dtype, /*row_quantum=*/8);
+    EXPECT_EQ(given.logits_TV.size(1), kGradientVocab);
+    EXPECT_EQ(given.logits_TV.stride(0), 304);
+    EXPECT_EQ(given.dlogits_TV.stride(0), dtype == at::kBFloat16 ? 608 : 304);
+    EXPECT_LE(RelativeError(padded.dhidden_TD, plain.dhidden_TD), dtype == at::kDouble ? 1e-14 : 1.0 / 256);
+    EXPECT_LE(RelativeError(padded.dweight_VD, plain.dweight_VD), dtype == at::kDouble ? 1e-14 : 1e-5);
   }
 }
 

@@ -94,6 +94,44 @@ TEST_P(HostStatesTest, TakeTheDeviceBytesThatThePlanCanReport) {
   EXPECT_EQ(step(0.5), StateSlabBytes(shape) + ClippedSlabBytes(shape) + small + 64) << "the clip, too";
 }
 
+// What a step takes beside the states, with a clip and without: the difference is a slab of clipped gradients.
+int64_t ClippedBytes(const Backend& backend, v1::OptimizerResidency residency) {
+  InstallCpuAllocator();
+  ThreadCopyEngine copies;
+  const auto peak = [&](double clip) {
+    std::vector<Parameter> parameters = MakeParameters(at::kBFloat16, kHostSizes, residency);
+    SetGradients(parameters, 1);
+    const int64_t before = CpuMemoryStats().current_bytes;
+    ResetPeakBytes();
+    AdamwStep(backend, parameters, AllRanges(parameters), {Adam(), clip, 1}, {&copies});
+    return CpuMemoryStats().peak_bytes - before;
+  };
+  return peak(0.5) - peak(1) - 64;  // the clip itself
+}
+
+TEST(DeviceSlabsTest, AreTheBackendsAndThoseFromHostMemoryAreNot) {
+  Backend backend = MakeTestBackend();
+  backend.slab_elements_with_masters = 1024;
+  EXPECT_EQ(ClippedBytes(backend, v1::DEVICE), 1024 * 4);
+  EXPECT_GT(ClippedBytes(backend, v1::HOST), 4 * 1024 * 4);
+}
+
+TEST(DeviceSlabsTest, ChangeNoBit) {
+  std::vector<Parameter> whole = MakeParameters(at::kBFloat16, kHostSizes), cut = whole;
+  for (Parameter& p : cut) {
+    for (at::Tensor* x : {&p.weight, &p.grad, &p.master, &p.exp_avg, &p.exp_avg_sq}) *x = x->clone();
+  }
+  Backend backend = MakeTestBackend();
+  backend.slab_elements_with_masters = 1024;
+  for (int64_t step = 1; step <= 3; ++step) {
+    SetGradients(whole, step);
+    SetGradients(cut, step);
+    AdamwStep(TestBackend(), whole, AllRanges(whole), {Adam(), kHostClip, step});
+    AdamwStep(backend, cut, AllRanges(cut), {Adam(), kHostClip, step});
+    EXPECT_TRUE(SameBits(whole, cut)) << "step " << step;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Dtypes, HostStatesTest,
     ::testing::Combine(::testing::Values(at::kFloat, at::kDouble, at::kBFloat16),

@@ -110,7 +110,9 @@ TEST_P(ShardBytesTest, StatesAreDividedAndNothingElseIs) {
     EXPECT_EQ(rank.weights, one.weights);
     EXPECT_EQ(rank.gradients, one.gradients);
     EXPECT_EQ(rank.tables, one.tables);
-    EXPECT_LE(rank.clipped, one.clipped);
+    for (const v1::OptimizerResidency residency : {v1::DEVICE, v1::HOST}) {
+      EXPECT_LE(rank.clipped(residency), one.clipped(residency));
+    }
     EXPECT_EQ(rank.total(), rank.weights + rank.gradients + rank.optimizer + rank.tables + rank.exchange);
     EXPECT_EQ(one.exchange, 0);
     EXPECT_GT(rank.exchange, 0);

@@ -127,5 +127,13 @@ TEST(StateSlabBytesTest, AreThreeSlabsUnlessThereIsLess) {
   EXPECT_EQ(StateSlabBytes({.elements = 0}), 0);
 }
 
+// The fused op's chunks and launches are those of LibTorch's MultiTensorApply.cuh.
+TEST(GpuSlabTest, FillsAGpuInOneLaunchOfTheFusedOp) {
+  constexpr int64_t kChunkElements = 65536, kBlocksOfALaunch = 320, kMultiprocessors = 132;
+  EXPECT_GE(kGpuSlabElements / kChunkElements, 2 * kMultiprocessors);
+  EXPECT_LE(kGpuSlabElements / kChunkElements, kBlocksOfALaunch);
+  EXPECT_EQ(kGpuSlabElements % kChunkElements, 0);
+}
+
 }  // namespace
 }  // namespace stemma::worker

@@ -19,6 +19,7 @@
 #include "worker/backend/cuda/cuda_memory.h"
 #include "worker/backend/cuda/cuda_side_queue.h"
 #include "worker/backend/cuda/cuda_transfer.h"
+#include "worker/backend/cuda/kernels/head.h"
 #include "worker/backend/cuda/products.h"
 #include "worker/memory/cuda_copy_engine.h"
 #include "worker/memory/cuda_page_lock.h"
@@ -104,7 +105,9 @@ Backend MakeCudaBackend(at::Device device, const BackendRequest& request) {
           .make_side_queue = MakeSideStream,
           .host_reads_are_free = false,
           .queries_by_token = true,
-          .dlogits_in_run_dtype = true};
+          .dlogits_in_run_dtype = true,
+          .logits_row_quantum = kHeadVector,
+          .slab_elements_with_masters = kGpuSlabElements};
 }
 
 }  // namespace stemma::worker::cuda

@@ -146,14 +146,23 @@ AddPartsArgs<T> ArgsOf(const AddPartsOperands& args) {
           .head_size = args.sum_CKE.size(2)};
 }
 
+// Elements from row to row, of rows whose elements lie together.
+inline int64_t RowStride(const at::Tensor& x_TV) {
+  CHECK_EQ(x_TV.dim(), 2);
+  CHECK(x_TV.size(1) <= 1 || x_TV.stride(1) == 1) << "contiguous rows are needed";
+  CHECK(x_TV.size(0) <= 1 || x_TV.stride(0) >= x_TV.size(1)) << "rows overlap";
+  return x_TV.stride(0);
+}
+
 inline HeadForwardArgs ArgsOf(const HeadForwardOperands& args) {
-  return {.logits_TV = Data<const float>(args.logits_TV),
+  return {.logits_TV = StridedData<const float>(args.logits_TV),
           .targets_T = Data<const int64_t>(args.targets_T),
           .softmax_T2 = Data<double>(args.softmax_T2),
           .log_prob_T = Data<double>(args.log_prob_T),
           .entropy_T = Data<double>(args.entropy_T),
           .rows = args.logits_TV.size(0),
           .vocab = args.logits_TV.size(1),
+          .row_stride = RowStride(args.logits_TV),
           .inverse_temperature = args.inverse_temperature};
 }
 
@@ -165,9 +174,8 @@ inline HeadBackwardArgs ArgsOf(const HeadBackwardOperands& args) {
   CHECK(DlogitsAreBf16(args) || dlogits.scalar_type() == at::kFloat);
   CHECK_EQ(dlogits.data_ptr(), logits.data_ptr()) << "gradients lie in the memory of the logits";
   CHECK(dlogits.sizes() == logits.sizes());
-  CHECK(dlogits.size(0) <= 1 || dlogits.stride(0) == logits.size(1) * (DlogitsAreBf16(args) ? 2 : 1));
-  CHECK(dlogits.size(1) <= 1 || dlogits.stride(1) == 1);
-  return {.logits_TV = Data<float>(args.logits_TV),
+  CHECK(dlogits.size(0) <= 1 || RowStride(dlogits) == RowStride(logits) * (DlogitsAreBf16(args) ? 2 : 1));
+  return {.logits_TV = StridedData<float>(args.logits_TV),
           .targets_T = Data<const int64_t>(args.targets_T),
           .softmax_T2 = Data<const double>(args.softmax_T2),
           .dlog_prob_T = Data<const double>(args.dlog_prob_T),
@@ -175,6 +183,7 @@ inline HeadBackwardArgs ArgsOf(const HeadBackwardOperands& args) {
           .dentropy_T = Data<const double>(args.dentropy_T),
           .rows = args.logits_TV.size(0),
           .vocab = args.logits_TV.size(1),
+          .row_stride = RowStride(args.logits_TV),
           .inverse_temperature = args.inverse_temperature};
 }
 

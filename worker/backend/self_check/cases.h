@@ -20,6 +20,7 @@ struct Side {
   const AttentionOp& attention;
   bool queries_by_token = false;
   bool dlogits_in_run_dtype = false;
+  int64_t logits_row_quantum = 1;
 
   Layout queries_layout() const { return queries_by_token ? Layout::kFirstTwoSwapped : Layout::kInOrder; }
 };

@@ -43,8 +43,13 @@ at::Tensor Targets(const HeadShape& shape, Operands& operands) {
   return targets;
 }
 
+// Logits as a side's head holds them.
+at::Tensor GivenLogits(const Side& side, Operands& operands, const at::Tensor& values) {
+  return operands.Given(values, Numbers::kAcc, Layout::kInOrder, side.logits_row_quantum);
+}
+
 void RunHeadForward(const Side& side, Operands& operands, const HeadShape& shape) {
-  const at::Tensor logits = operands.Given(Logits(shape, operands), Numbers::kAcc);
+  const at::Tensor logits = GivenLogits(side, operands, Logits(shape, operands));
   const at::Tensor targets = operands.GivenIntegers(Targets(shape, operands));
   const at::Tensor softmax = operands.Written("softmax_T2", {shape.rows, 2}, Numbers::kRows);
   const at::Tensor log_prob = operands.Written("log_prob_T", {shape.rows}, Numbers::kRows);
@@ -83,7 +88,7 @@ void RunHeadBackward(const Side& side, Operands& operands, const HeadShape& shap
     dlog_prob_values[0] = 0;
     dentropy_values[0] = 0;
   }
-  const at::Tensor logits = operands.Given(values, Numbers::kAcc);
+  const at::Tensor logits = GivenLogits(side, operands, values);
   const at::Tensor targets = operands.GivenIntegers(Targets(shape, operands));
   const at::Tensor softmax = operands.Given(rows.softmax_T2, Numbers::kRows);
   const at::Tensor dlog_prob = operands.Given(dlog_prob_values, Numbers::kRows);
@@ -116,9 +121,9 @@ std::string HeadShapeText(const ProductShape& shape) {
 // Gradients of logits as the head's backward leaves them.
 at::Tensor GivenDlogits(const Side& side, Operands& operands, const ProductShape& shape) {
   at::Tensor values = operands.Draw({shape.rows, shape.out});
-  if (!side.dlogits_in_run_dtype) return operands.Given(values, Numbers::kAcc);
+  if (!side.dlogits_in_run_dtype) return GivenLogits(side, operands, values);
   values = operands.Rounded(values, Numbers::kRun);
-  const at::Tensor memory = operands.Given(at::zeros_like(values), Numbers::kAcc);
+  const at::Tensor memory = GivenLogits(side, operands, at::zeros_like(values));
   at::Tensor dlogits = DlogitsIn(side, memory, operands.run_dtype());
   dlogits.copy_(values);
   return dlogits;
@@ -190,7 +195,8 @@ std::vector<Case> LogitsCases(const CheckShape&) {
     cases.push_back({HeadShapeText(shape), [shape](const Side& side, Operands& operands) {
                        const at::Tensor hidden = operands.Normal({shape.rows, shape.in}, Numbers::kRun);
                        const at::Tensor weight = operands.Normal({shape.out, shape.in}, Numbers::kRun);
-                       const at::Tensor logits = operands.Written("logits_TV", {shape.rows, shape.out}, Numbers::kAcc);
+                       const at::Tensor logits = operands.Written("logits_TV", {shape.rows, shape.out}, Numbers::kAcc,
+                                                                  Layout::kInOrder, side.logits_row_quantum);
                        side.kernels.logits({.hidden_TD = hidden, .weight_VD = weight, .logits_TV = logits});
                      }});
   }

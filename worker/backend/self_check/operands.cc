@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/round_up.h"
 #include "worker/backend/accumulate_type.h"
 
 namespace stemma::worker::self_check {
@@ -66,17 +67,20 @@ at::ScalarType Operands::DtypeOf(Numbers numbers) const {
   return numbers == Numbers::kRun ? options_.run_dtype : AccType(options_.run_dtype);
 }
 
-at::Tensor Operands::Guard(at::IntArrayRef sizes, Numbers numbers, Layout layout) {
+at::Tensor Operands::Guard(at::IntArrayRef sizes, Numbers numbers, Layout layout, int64_t row_quantum) {
   std::vector<int64_t> in_memory = sizes.vec();
   if (layout == Layout::kFirstTwoSwapped) std::swap(in_memory.at(0), in_memory.at(1));
-  const int64_t count = Product(sizes), begin = GuardBefore(in_memory, numbers);
+  const int64_t width = in_memory.back();
+  in_memory.back() = RoundUp(width, row_quantum);
+  const int64_t count = Product(in_memory), begin = GuardBefore(in_memory, numbers);
   const int64_t after = std::max(2 * Product(at::IntArrayRef(in_memory).slice(1)), kGuardAfterMin);
   const at::ScalarType dtype = options_.is_reference ? at::kDouble : DtypeOf(numbers);
   const at::Tensor memory =
       at::full({begin + count + after}, kNan, at::TensorOptions().dtype(dtype).device(options_.device));
-  at::Tensor operand = memory.narrow(0, begin, count).view(in_memory);
+  const at::Tensor rows = memory.narrow(0, begin, count).view(in_memory);
+  at::Tensor operand = rows.narrow(-1, 0, width);
   if (layout == Layout::kFirstTwoSwapped) operand = operand.transpose(0, 1);
-  guarded_.push_back({memory, operand, begin});
+  guarded_.push_back({memory, operand, rows.narrow(-1, width, in_memory.back() - width), begin, begin + count});
   return operand;
 }
 
@@ -88,8 +92,8 @@ at::Tensor Operands::Normal(at::IntArrayRef sizes, Numbers numbers, double scale
   return Given(Draw(sizes) * scale, numbers, layout);
 }
 
-at::Tensor Operands::Given(const at::Tensor& values, Numbers numbers, Layout layout) {
-  at::Tensor operand = Guard(values.sizes(), numbers, layout);
+at::Tensor Operands::Given(const at::Tensor& values, Numbers numbers, Layout layout, int64_t row_quantum) {
+  at::Tensor operand = Guard(values.sizes(), numbers, layout, row_quantum);
   operand.copy_(values.to(DtypeOf(numbers)));
   return operand;
 }
@@ -104,8 +108,9 @@ at::Tensor Operands::GivenIntegers(const at::Tensor& values) {
   return result;
 }
 
-at::Tensor Operands::Written(const std::string& name, at::IntArrayRef sizes, Numbers numbers, Layout layout) {
-  at::Tensor operand = Guard(sizes, numbers, layout);
+at::Tensor Operands::Written(const std::string& name, at::IntArrayRef sizes, Numbers numbers, Layout layout,
+                             int64_t row_quantum) {
+  at::Tensor operand = Guard(sizes, numbers, layout, row_quantum);
   Compare(name, operand, numbers);
   return operand;
 }
@@ -130,9 +135,9 @@ void Operands::SpoilFreeMemory(const std::vector<std::vector<int64_t>>& sizes, N
 
 bool Operands::IsWhole(const Guarded& guarded) {
   const at::Tensor nans = guarded.memory.isnan();
-  const int64_t end = guarded.begin + guarded.operand.numel();
   return nans.narrow(0, 0, guarded.begin).all().item<bool>() &&
-         nans.narrow(0, end, nans.numel() - end).all().item<bool>();
+         nans.narrow(0, guarded.end, nans.numel() - guarded.end).all().item<bool>() &&
+         (guarded.between_rows.numel() == 0 || guarded.between_rows.isnan().all().item<bool>());
 }
 
 void Operands::Fetch() {

@@ -57,14 +57,17 @@ class Operands {
   // Rounds to the candidate's dtype of such numbers, in fp64 again.
   at::Tensor Rounded(const at::Tensor& values, Numbers numbers) const;
 
-  // Operands that are read: drawn, or given in host memory. Whole numbers stay int64.
+  // Operands that are read: drawn, or given in host memory. Whole numbers stay int64. `row_quantum`: from row to row of
+  // the last dim is a multiple of so many elements, with NaN between the rows.
   at::Tensor Normal(at::IntArrayRef sizes, Numbers numbers, double scale = 1, Layout layout = Layout::kInOrder);
-  at::Tensor Given(const at::Tensor& values, Numbers numbers, Layout layout = Layout::kInOrder);
+  at::Tensor Given(const at::Tensor& values, Numbers numbers, Layout layout = Layout::kInOrder,
+                   int64_t row_quantum = 1);
   at::Tensor GivenIntegers(const at::Tensor& values);
 
   // Operands that are written, or added to numbers that are drawn. They are compared under `name`. `floor`: the typical
   // size that errors are compared with is no less.
-  at::Tensor Written(const std::string& name, at::IntArrayRef sizes, Numbers numbers, Layout layout = Layout::kInOrder);
+  at::Tensor Written(const std::string& name, at::IntArrayRef sizes, Numbers numbers, Layout layout = Layout::kInOrder,
+                     int64_t row_quantum = 1);
   at::Tensor AddedTo(const std::string& name, at::IntArrayRef sizes, Numbers numbers, double scale = 1,
                      double floor = 0);
   // Compares what a call replaced or returned, too, under the tolerance of `numbers`.
@@ -87,14 +90,14 @@ class Operands {
     double floor = 0;
     at::Tensor host = {};  // fp64, once fetched
   };
-  // The memory that holds an operand from `begin` on.
+  // The memory that holds an operand, and what lies between its rows, from `begin` to `end`.
   struct Guarded {
-    at::Tensor memory, operand;
-    int64_t begin = 0;
+    at::Tensor memory, operand, between_rows;
+    int64_t begin = 0, end = 0;
   };
 
   at::ScalarType DtypeOf(Numbers numbers) const;
-  at::Tensor Guard(at::IntArrayRef sizes, Numbers numbers, Layout layout);
+  at::Tensor Guard(at::IntArrayRef sizes, Numbers numbers, Layout layout, int64_t row_quantum);
   static bool IsWhole(const Guarded& guarded);
   static Difference CompareOne(const Result& result, const Result& expected, const Tolerances& tolerances);
 

@@ -24,6 +24,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 Reference Composed() { return {.kernels = ComposedKernels(), .attention = MakeComposedAttention()}; }
 
@@ -74,6 +75,7 @@ TEST_P(SelfCheckTest, QueriesByTokenAndGradientsOfLogitsInTheRunsDtypeAreAdmitte
   Backend backend = MakeComposedBackend();
   backend.queries_by_token = true;
   backend.dlogits_in_run_dtype = true;
+  backend.logits_row_quantum = 8;
   for (const CheckResult& result : CheckBackend(backend, Composed(), Setting(GetParam()))) {
     EXPECT_TRUE(result.admitted) << result.kernel << ": " << result.reason;
   }
@@ -103,6 +105,47 @@ TEST_P(SelfCheckTest, EachFaultOfEveryKernelIsSeen) {
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, SelfCheckTest, ::testing::Values(at::kBFloat16, at::kFloat),
                          [](const auto& param) { return std::string(c10::toString(param.param)); });
+
+// What lies between rows of logits, or of their gradients.
+at::Tensor BetweenRows(const at::Tensor& x_TV) {
+  return x_TV.as_strided({x_TV.size(0), x_TV.stride(0) - x_TV.size(1)}, x_TV.strides(),
+                         x_TV.storage_offset() + x_TV.size(1));
+}
+
+// The composed kernels, each with the numbers between rows of logits added to what it writes, or with zeros there.
+Backend TouchingBetweenRows() {
+  Backend backend = MakeComposedBackend();
+  backend.kernels.head_forward = [](const HeadForwardOperands& args) {
+    ComposedKernels().head_forward(args);
+    args.log_prob_T.add_(BetweenRows(args.logits_TV).sum());
+  };
+  backend.kernels.head_backward = [](const HeadBackwardOperands& args) {
+    ComposedKernels().head_backward(args);
+    BetweenRows(args.logits_TV).zero_();
+  };
+  backend.kernels.logits = [](const LogitsOperands& args) {
+    ComposedKernels().logits(args);
+    BetweenRows(args.logits_TV).zero_();
+  };
+  backend.kernels.logits_backward = [](const LogitsBackwardOperands& args) {
+    ComposedKernels().logits_backward(args);
+    args.dhidden_TD.add_(BetweenRows(args.dlogits_TV).sum());
+  };
+  backend.kernels.add_weight_gradient = [](const WeightGradientOperands& args) {
+    ComposedKernels().add_weight_gradient(args);
+    args.dweight_OI.add_(BetweenRows(args.dy_TO).sum());
+  };
+  return backend;
+}
+
+TEST_P(SelfCheckTest, AKernelThatTouchesWhatLiesBetweenRowsOfLogitsIsRefused) {
+  Backend backend = TouchingBetweenRows();
+  EXPECT_THAT(Refused(CheckBackend(backend, Composed(), Setting(GetParam()))), IsEmpty()) << "nothing lies there";
+  backend.logits_row_quantum = 8;
+  EXPECT_THAT(
+      Refused(CheckBackend(backend, Composed(), Setting(GetParam()))),
+      UnorderedElementsAre("head_forward", "head_backward", "logits", "logits_backward", "add_weight_gradient"));
+}
 
 TEST(SelfCheckAdmitTest, EachBrokenKernelIsRefusedAloneAndTheOthersStay) {
   const Kernels cpu = MakeCpuBackend().kernels;

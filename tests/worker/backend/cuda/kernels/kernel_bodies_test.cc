@@ -7,6 +7,7 @@
 #include "tests/worker/backend/cuda/kernels/host_kernels.h"
 #include "tests/worker/backend/cuda/kernels/kernel_cases.h"
 #include "worker/backend/cpu/cpu_backend.h"
+#include "worker/backend/cuda/kernels/head.h"
 #include "worker/backend/cuda/kernels/launch_sizes.h"
 #include "worker/backend/cuda/kernels/team.h"
 
@@ -51,6 +52,22 @@ TEST(KernelBodiesTest, TheHeadsGradientsAreTheComposed) { ExpectTheComposed(Head
 TEST(KernelBodiesTest, TheFirstNonfiniteNumberIsTheComposed) { ExpectTheComposed(NonfiniteCase); }
 TEST(KernelBodiesTest, MergedAttentionIsTheComposed) { ExpectTheComposed(MergeCase); }
 TEST(KernelBodiesTest, AddedPartsAreTheComposed) { ExpectTheComposed(AddPartsCase); }
+
+// Rows of any vocabulary are read in packs where they begin at multiples of a pack; what has none is not.
+TEST(KernelBodiesTest, RowsOfLogitsAreReadInPacksWhereTheyBeginAtOne) {
+  alignas(32) float logits[16] = {};
+  const auto in_packs = [&](int64_t vocab, int64_t row_stride) {
+    worker::cuda::HeadForwardArgs args{};
+    args.logits_TV = logits;
+    args.vocab = vocab;
+    args.row_stride = row_stride;
+    return HeadUsesVectors(args);
+  };
+  EXPECT_TRUE(in_packs(97, 104));
+  EXPECT_TRUE(in_packs(96, 96));
+  EXPECT_FALSE(in_packs(97, 97));
+  EXPECT_FALSE(in_packs(5, 8));
+}
 
 // fp64 throughout, so that only the order of some hundred additions differs: 1e-12 is 5e-8 of what Allowed gives.
 TEST(KernelBodiesTest, TheLossIsTheComposed) {

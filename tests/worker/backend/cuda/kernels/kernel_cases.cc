@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/base/round_up.h"
 #include "worker/backend/accumulate_type.h"
 #include "worker/backend/composed/composed_backend.h"
 #include "worker/backend/cuda/attention/composed_attention_kernels.h"
@@ -168,9 +169,29 @@ Outputs EmbeddingCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
   return {dweight};
 }
 
+namespace {
+
+// Rows of logits. Those of an odd vocabulary are as a head holds them: each a multiple of 8 elements behind the one
+// before, with NaN between.
+struct DrawnLogits {
+  DrawnLogits(Drawn& drawn, int64_t rows, int64_t vocab, double scale) {
+    const int64_t row = vocab % 2 == 1 ? RoundUp<int64_t>(vocab, 8) : vocab;
+    const at::Tensor memory = drawn.Unwritten({rows, row}, at::kFloat);
+    logits = memory.narrow(1, 0, vocab);
+    between = memory.narrow(1, vocab, row - vocab);
+    logits.copy_(drawn.Normal({rows, vocab}, at::kFloat).mul_(scale));
+  }
+  // 1 for each element between the rows that was not written.
+  at::Tensor untouched() const { return between.isnan().to(at::kFloat); }
+
+  at::Tensor logits, between;
+};
+
+}  // namespace
+
 Outputs HeadForwardCase(const Tables& tables, at::ScalarType, Drawn drawn) {
   const int64_t rows = drawn.Rows(), vocab = 5 * drawn.Width();
-  const at::Tensor logits = drawn.Normal({rows, vocab}, at::kFloat).mul_(5), none;
+  const at::Tensor logits = DrawnLogits(drawn, rows, vocab, /*scale=*/5).logits, none;
   const at::Tensor targets = drawn.Integers(-1, vocab, rows), softmax = drawn.Unwritten({rows, 2}, at::kDouble);
   const at::Tensor log_prob = drawn.Unwritten({rows}, at::kDouble), entropy = drawn.Unwritten({rows}, at::kDouble);
   const bool with_entropy = drawn.Coin();
@@ -186,7 +207,8 @@ Outputs HeadForwardCase(const Tables& tables, at::ScalarType, Drawn drawn) {
 // The statistics are drawn, so that a wrong forward stays out: max and log Σ of rows that are nearly those.
 Outputs HeadBackwardCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
   const int64_t rows = drawn.Rows(), vocab = 5 * drawn.Width();
-  const at::Tensor logits = drawn.Normal({rows, vocab}, at::kFloat), none;
+  const DrawnLogits given(drawn, rows, vocab, /*scale=*/1);
+  const at::Tensor &logits = given.logits, none;
   const at::Tensor max = logits.amax(-1).to(at::kDouble);
   const at::Tensor log_sum = logits.to(at::kDouble).sub(max.unsqueeze(1)).exp().sum(-1).log();
   const at::Tensor softmax = drawn.Place(at::stack({max, log_sum}, 1));
@@ -205,7 +227,7 @@ Outputs HeadBackwardCase(const Tables& tables, at::ScalarType dtype, Drawn drawn
                                 .entropy_T = with_entropy ? entropy : none,
                                 .dentropy_T = with_entropy ? h : none,
                                 .inverse_temperature = 1.25});
-  return {dlogits};
+  return {dlogits, given.untouched()};
 }
 
 Outputs VectorNormCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
