@@ -16,7 +16,6 @@ Thread safety: a Client may be shared; each Future belongs to one thread at a ti
 import logging
 import threading
 import time
-import warnings
 
 import grpc
 
@@ -24,8 +23,9 @@ from . import _api_names, _proto, _tries, config, errors
 from ._checkpoint_calls import CheckpointCalls
 from ._connection import Connection
 from ._export_calls import ExportCalls
-from ._future import Future, interruptible
+from ._future import Future, about_request, interruptible
 from ._log_prob_calls import LogProbCalls
+from ._recording import Recording
 from ._stub import TrainingStub
 from ._tries import checked_s, deadline_of, in_time, is_over, left_s, ran_out
 from ._update import update_parts
@@ -50,8 +50,9 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
                         about five minutes, in which a pod has come back on another machine. 0: never, whatever the server
                         says
         retry_delay_s   the first pause between two tries; it doubles up to 5 s
-        recorder        a stemma.trace.TraceWriter that keeps every update request sent, or what has its write_parts(parts); where
-                        that raises, a warning says so, and the request goes on
+        recorder        a stemma.trace.TraceWriter that keeps every update request sent, once however often it is sent under one
+                        request_id; or what has its write_parts(parts). Where that raises, a warning says so, and the request
+                        goes on
         connect_timeout_s   how long the first call waits for a server before it says that there is none
         follow_lineage  go on with whatever weights the server has, also after those trained so far are lost
         recovery_timeout_s  how long a call waits for a server that starts or recovers: that loads its model, computes its
@@ -61,9 +62,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         self._retry_delay_s = checked_s("retry_delay_s", retry_delay_s)
         self._recovery_timeout_s = checked_s("recovery_timeout_s", recovery_timeout_s)
         self._follow_lineage = config.checked_truth("follow_lineage", follow_lineage)
-        if recorder is not None and not callable(getattr(recorder, "write_parts", None)):
-            raise ValueError(f"recorder is {recorder!r:.60}, which has no write_parts(parts): pass a stemma.trace.TraceWriter, or None")
-        self._recorder = recorder
+        self._recording = Recording(recorder)
         self._connection = Connection(address, checked_s("connect_timeout_s", connect_timeout_s))
         self._stub = TrainingStub(self._connection.channel)
         self._lineage, self._step = None, None  # those that _saw keeps
@@ -97,7 +96,8 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
 
         groups, loss, adam  as in submit
         wait        False: returns the Future of submit instead
-        timeout_s   how long sending and waiting may take together; TimeoutError after it. None: as long as it takes
+        timeout_s   how long sending and waiting may take together; TimeoutError after it, whose request_id is the one to send
+                    again or to attach to. None: as long as it takes
         options     the other parameters of submit
         """
         deadline = deadline_of(timeout_s)
@@ -150,11 +150,12 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
             except errors.StemmaError as error:
                 if not ran_out(error, deadline):
                     raise
-                raise TimeoutError(f"request {request.request_id} was not taken in {timeout_s} s ({error.message}); the server may "
-                                   "have it: send it again with the same request_id") from error
+                raise about_request(TimeoutError(
+                    f"request {request.request_id} was not taken in {timeout_s} s ({error.message}); the server may have it: send it "
+                    "again with the same request_id"), request.request_id) from error
         self._saw(status.lineage)
-        if self._recorder is not None:
-            self._record(request.request_id, parts)
+        with interruptible(self, request.request_id, cancel_on_interrupt):
+            self._recording.write(request.request_id, parts, stacklevel=2)
         return Future(self, status, return_log_probs, cancel_on_interrupt)
 
     def plan(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
@@ -209,14 +210,6 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         return Future(self, status, log_probs)
 
     # --------------------------------------------------------------------------------------------------------- helpers
-
-    def _record(self, request_id, parts):
-        """Lets no trace that cannot be written hide that the server has the request, and that it goes on."""
-        try:
-            self._recorder.write_parts(parts)
-        except Exception as error:  # whatever a recorder of the user's own raises
-            warnings.warn(f"request {request_id} was accepted, and the recorder could not write it: {type(error).__name__}: {error}",
-                          RuntimeWarning, stacklevel=3)
 
     def _model(self, deadline):
         return _tries.run(self._ask_for_model(deadline, self._stub))
@@ -289,7 +282,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         the call gets it as its timeout."""
         attempt, delay_s, give_up, told = 0, self._retry_delay_s, time.monotonic() + self._recovery_timeout_s, False
         while True:
-            self._connection.reach()
+            self._connection.reach(left_s(deadline) + _ANSWER_S)
             try:
                 return call() if deadline is None else call(timeout=left_s(deadline) + _ANSWER_S)
             except grpc.RpcError as error:

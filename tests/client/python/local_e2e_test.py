@@ -149,6 +149,21 @@ def test_an_export_opens_in_transformers(client):
     assert client.export("second", dtype="float64") != path and client.export("third", dtype="fp64").bytes > path.bytes
 
 
+def test_a_proxy_of_the_environment_stands_between_no_processes_of_one_machine(model, monkeypatch):
+    """`stemma local`, its worker, the command line and this client: nobody listens where the proxy would be."""
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with stemma.LocalServer(model, binary=BIN / "stemma", threads=1) as server, stemma.Client(server.address) as client:
+        client.update_actor(some_groups(), loss=stemma.grpo(), adam=stemma.adamw(1e-2), old="on_policy")
+        status = subprocess.run([BIN / "stemma", "status", "--server", server.address], capture_output=True, text=True, timeout=60)
+        assert status.returncode == 0, status.stderr
+        away = subprocess.run([BIN / "stemma", "status", "--server", "192.0.2.1:7070", "--connect-timeout", "0.5"],
+                              capture_output=True, text=True, timeout=60)
+    assert "Where grpc_proxy, https_proxy or http_proxy is set, the connection goes through that proxy" in away.stderr
+
+
 def test_a_server_that_cannot_start_says_why(tmp_path):
     with pytest.raises(stemma.StemmaError, match="exit code 2"):
         stemma.LocalServer(tmp_path / "no-model", binary=BIN / "stemma")

@@ -63,6 +63,44 @@ def test_a_timeout_of_centuries_is_not_over_at_once(timeout_s):
         assert update(client, return_log_probs=True, timeout_s=timeout_s).log_probs
 
 
+def test_a_timeout_holds_for_the_first_connection():
+    begin = time.monotonic()
+    with stemma.Client("127.0.0.1:1", connect_timeout_s=60) as client:
+        with pytest.raises(TimeoutError, match="no answer in 0.1 s to a question for .*no Stemma server answers at 127.0.0.1:1 "):
+            client.info(timeout_s=0.1)
+        with pytest.raises(TimeoutError, match="was not taken in 0.1 s"):
+            update(client, timeout_s=0.1)
+    assert time.monotonic() - begin < 30
+
+
+def test_threads_that_look_for_a_server_at_once_give_up_at_once():
+    took_s = []
+
+    def look(client):
+        begin = time.monotonic()
+        with pytest.raises(stemma.StemmaError, match="no Stemma server answers"):
+            client.info()
+        took_s.append(time.monotonic() - begin)
+
+    with stemma.Client("127.0.0.1:1", connect_timeout_s=2) as client:
+        threads = [threading.Thread(target=look, args=(client,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(took_s) == 8 and max(took_s) < 8  # one after the other: 16
+
+
+@pytest.mark.parametrize("handlers", [ACCEPTED, {"UpdateActor": unavailable("RECOVERING")},
+                                      {**ACCEPTED, "GetRequest": unavailable("RECOVERING")}])
+def test_a_timeout_says_which_request_it_is_about(handlers):
+    handlers = {"GetRequest": lambda *_: preparing("r"), **handlers}
+    with FakeServer(handlers) as server, stemma.Client(server.address) as client:
+        with pytest.raises(TimeoutError) as error:
+            update(client, timeout_s=0.1, request_id="r")
+    assert error.value.request_id == "r"
+
+
 @pytest.mark.parametrize("timeout_s", [-1, math.nan, "5", True])
 def test_a_timeout_that_is_none_is_refused_before_anything_is_sent(timeout_s):
     sent = []
@@ -240,14 +278,6 @@ def test_what_a_stopping_server_said_is_the_error_where_no_next_one_comes():
         with pytest.raises(stemma.StemmaError, match="DRAINING"):
             update(client, request_id="r")
     assert len(asked) == 4
-
-
-def test_a_recorder_that_cannot_write_hides_no_accepted_request(tmp_path):
-    recorder = stemma.trace.TraceWriter(tmp_path / "trace.jsonl")
-    recorder.close()
-    with FakeServer(ACCEPTED) as server, stemma.Client(server.address, recorder=recorder) as client:
-        with pytest.warns(RuntimeWarning, match="request r was accepted, and the recorder could not write it"):
-            assert update(client, wait=False, request_id="r").request_id == "r"
 
 
 @pytest.mark.parametrize("method,call", [("DeleteCheckpoint", lambda c: c.delete_checkpoint("one")),
