@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+from typing import Any, Dict, Generator
 
 from . import _proto, _tries, errors, results
 from ._recording import warn
@@ -36,22 +37,22 @@ class Future:
                 f"{self._status.steps_total} steps)")
 
     @property
-    def status(self):
+    def status(self) -> Dict[str, Any]:
         """The state as last heard: state, steps_applied, steps_total, queue_position, ... as a dict."""
         return _proto.to_dict(self._status)
 
-    def done(self):
+    def done(self) -> bool:
         """Whether the request is final. Asks the server, without waiting."""
         if not self._is_final():
             self._heard(_tries.run(self._poll(0)))
         return self._is_final()
 
-    def cancel(self):
+    def cancel(self) -> bool:
         """Ends the request between two optimizer steps; a step that was committed stays. True if it was in time."""
         self._heard(self._client._cancel(self.request_id))
         return self.status["state"] == "CANCELLED"
 
-    def result(self, timeout_s=None):
+    def result(self, timeout_s=None) -> results.UpdateResult:
         """The UpdateResult. Raises StemmaError when the request failed or was cancelled, TimeoutError when it is not
         final in time (it goes on; ask again), RequestInterrupted on Ctrl-C. Where the steps are applied and the log-probs of
         return_log_probs are no longer kept, it comes without them, with a warning.
@@ -87,7 +88,7 @@ class Future:
                 f"request {self.request_id} was {self.status['state']} when it was last heard of, and there was no answer in "
                 f"{timeout_s} s ({error.message})"), self.request_id) from error
 
-    def __await__(self):
+    def __await__(self) -> Generator[Any, None, results.UpdateResult]:
         return self._wait().__await__()
 
     async def _wait(self):

@@ -16,6 +16,7 @@ Thread safety: a Client may be shared; each Future belongs to one thread at a ti
 import logging
 import threading
 import time
+from typing import Any, Dict, List, Literal, Optional, overload
 
 import grpc
 
@@ -30,6 +31,7 @@ from ._stub import TrainingStub
 from ._tries import checked_s, deadline_of, in_time, is_over, left_s, ran_out
 from ._update import update_parts
 from .groups import as_list, name_uids
+from .results import UpdateResult
 
 _LOG = logging.getLogger("stemma")
 _CANCEL_S = 5.0
@@ -39,7 +41,8 @@ _TRIES_UNTOLD = 3       # a second and a half, as a restart takes: the log speak
 
 
 class Client(LogProbCalls, CheckpointCalls, ExportCalls):
-    """A connection to one server. Close it, or use it in a `with`."""
+    """A connection to one server. Close it, or use it in a `with`. A call whose timeout_s is over has another second: a server
+    that is there answers by then."""
 
     def __init__(self, address, retries=60, retry_delay_s=0.2, recorder=None, connect_timeout_s=1.5,
                  follow_lineage=False, recovery_timeout_s=3600.0):
@@ -69,12 +72,12 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         self._lineage_lock = threading.Lock()
 
     @property
-    def lineage(self):
+    def lineage(self) -> Optional[str]:
         """The lineage that calls are held to: the first that this client heard of (with follow_lineage the last, and
         calls are held to none). None before any."""
         return self._lineage
 
-    def close(self):
+    def close(self) -> None:
         """Closes the connection; requests that were accepted go on at the server. Later calls are a ValueError."""
         self._connection.close()
 
@@ -83,13 +86,21 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         raise TypeError("a stemma.Client cannot be pickled: make a Client in each process (a request that was sent is found "
                         "there by client.attach(request_id))")
 
-    def __enter__(self):
+    def __enter__(self) -> "Client":
         return self
 
     def __exit__(self, *_):
         self.close()
 
     # -------------------------------------------------------------------------------------------------------- training
+
+    @overload
+    def update_actor(self, groups, loss=None, adam=None, wait: Literal[True] = True, timeout_s=None, **options) -> UpdateResult:
+        ...
+
+    @overload
+    def update_actor(self, groups, loss=None, adam=None, *, wait: Literal[False], timeout_s=None, **options) -> Future:
+        ...
 
     def update_actor(self, groups, loss=None, adam=None, wait=True, timeout_s=None, **options):
         """Sends one request and returns its UpdateResult.
@@ -106,7 +117,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
 
     def submit(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
                seed=None, request_id=None, expected_step=None, schedule=None, on_nonfinite=None,
-               return_log_probs=False, trace_step=None, cancel_on_interrupt=False, timeout_s=None):
+               return_log_probs=False, trace_step=None, cancel_on_interrupt=False, timeout_s=None) -> Future:
         """Sends one request; returns a Future once the server has accepted it.
 
         groups      a list or iterator of stemma.Group objects, or dicts in the trace's field names
@@ -159,7 +170,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         return Future(self, status, return_log_probs, cancel_on_interrupt)
 
     def plan(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
-             seed=None, schedule=None, timeout_s=None):
+             seed=None, schedule=None, timeout_s=None) -> Dict[str, Any]:
         """What submit would run, as a dict of PlanReport (proto/stemma/v1/plan.proto): waves, tokens, FLOPs, bytes. Nothing
         is computed and no id is used.
 
@@ -175,7 +186,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
 
     # ------------------------------------------------------------------------------------------------------ small calls
 
-    def info(self, *, timeout_s=None):
+    def info(self, *, timeout_s=None) -> Dict[str, Any]:
         """Versions, loss modes, the run configuration in force.
 
         timeout_s   how long to wait for it; TimeoutError after it. None: as long as it takes
@@ -184,7 +195,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         with in_time(timeout_s, "a question for the server's configuration") as deadline:
             return _proto.to_dict(self._retrying(lambda timeout=None: self._stub.GetServerInfo(request, timeout=timeout), deadline))
 
-    def model(self, *, timeout_s=None):
+    def model(self, *, timeout_s=None) -> Dict[str, Any]:
         """The model's state, step, weight version, lineage, sizes.
 
         timeout_s   how long to wait for it; TimeoutError after it. None: as long as it takes
@@ -194,11 +205,11 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         self._saw(reply.lineage, reply.step)
         return _proto.to_dict(reply)
 
-    def requests(self):
+    def requests(self) -> List[Dict[str, Any]]:
         """The requests that the server remembers, oldest first."""
         return _proto.to_dict(self._retrying(lambda: self._stub.ListRequests(_proto.ListRequestsRequest())))["requests"]
 
-    def attach(self, request_id, log_probs=False):
+    def attach(self, request_id, log_probs=False) -> Future:
         """A Future of a request that was sent before, by this process or another.
 
         request_id  the request's

@@ -12,6 +12,8 @@ import subprocess
 import tempfile
 import time
 
+from ._tries import checked_s
+from .config import whole
 from .errors import StemmaError
 
 _POLL_S = 0.02
@@ -43,6 +45,8 @@ class LocalServer:
         durability  "replay" or "rewind": what a loss of a worker leaves of the steps (docs/reliability.md). None: as config
                     says, or with neither config nor data "rewind": nothing of a temporary directory outlives this server
         """
+        whole("drain_timeout_s", drain_timeout_s)
+        checked_s("start_timeout_s", start_timeout_s)
         options = {"--model": model, "--config": config, "--dtype": dtype, "--schedule": schedule, "--threads": threads,
                    "--drain-timeout": drain_timeout_s, "--workers": workers, "--durability": durability}
         if config is None and data is None and durability is None:
@@ -53,8 +57,9 @@ class LocalServer:
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="stemma-local-"))
         ready = self._folder / "ready"
         try:
-            self.data = pathlib.Path(data or self._folder / "data")
-            self.log = pathlib.Path(log or self._folder / "log.txt")
+            # Absolute: this process may change its directory.
+            self.data = pathlib.Path(os.path.abspath(data or self._folder / "data"))
+            self.log = pathlib.Path(os.path.abspath(log or self._folder / "log.txt"))
             command = [str(binary), "local", "--data", str(self.data), "--listen", "127.0.0.1:0",
                        "--ready-file", str(ready), "--die-with-parent"]
             command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
@@ -92,7 +97,7 @@ class LocalServer:
         why = f"within {timeout_s:g} s" if exit_code is None else f"(exit code {exit_code})"
         raise StemmaError("UNAVAILABLE", "", f"`stemma local` did not start {why}:\n{text}")
 
-    def close(self):
+    def close(self) -> None:
         """Ends the processes, and with them the weights: export first. The request that runs has drain_timeout_s to end
         its current optimizer step (a log-prob pass or an export: to end); if it has more steps, and whatever waits, it
         answers DRAINING. Does nothing in a process that was forked off."""
@@ -108,7 +113,7 @@ class LocalServer:
         shutil.rmtree(self._folder, ignore_errors=True)
         atexit.unregister(self.close)
 
-    def __enter__(self):
+    def __enter__(self) -> "LocalServer":
         return self
 
     def __exit__(self, *_):

@@ -20,7 +20,7 @@ __all__ = ["ActorUpdate", "DROPPED", "REFUSED", "TAKEN", "groups_for_log_probs",
            "loss_from_config", "metrics", "padded_log_probs"]
 
 
-def groups_from_dataproto(data, update, dp_size=1):
+def groups_from_dataproto(data, update, dp_size=1) -> List[Group]:
     """stemma.Group objects of a padded DataProto, as verl's trainer passes it to update_actor: padding is stripped, rows of one
     uid and one prompt are one group, several prompts under one uid share it as their stat_group. The groups of verl's
     first mini-batch come first.
@@ -34,7 +34,7 @@ def groups_from_dataproto(data, update, dp_size=1):
     return _in_mini_batches(_groups(_TrainedRows(data, update)), update, dp_size)
 
 
-def groups_for_log_probs(data):
+def groups_for_log_probs(data) -> List[Group]:
     """stemma.Group objects of a padded DataProto for client.log_probs alone: groups and padding as in groups_from_dataproto, and
     nothing but tokens, so that advantages and reference log-probs need not be there yet. log_probs makes and sends them by itself.
 
@@ -73,7 +73,7 @@ def padded_log_probs(log_probs, data):
     return _padded(log_probs, data, "log_probs")
 
 
-def metrics(result, peak_tflops=None, devices=None):
+def metrics(result, peak_tflops=None, devices=None) -> Dict[str, float]:
     """The result's metrics under verl's names (they have them already), for verl's logger. actor/entropy is there only where
     the update asked for it (entropy_coeff or calculate_entropy): verl's trainer has one of its own, of all tokens.
 

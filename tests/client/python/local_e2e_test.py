@@ -184,6 +184,25 @@ print(server.process.returncode, server.log.exists())
 """
 
 
+@pytest.mark.parametrize("options, says", [
+    ({"drain_timeout_s": "20"}, "drain_timeout_s is '20': pass a whole number from 0 on"),
+    ({"drain_timeout_s": None}, "drain_timeout_s is None: pass a whole number"), ({"drain_timeout_s": -1}, "drain_timeout_s is -1"),
+    ({"start_timeout_s": None}, "start_timeout_s is None: pass seconds"), ({"start_timeout_s": math.nan}, "start_timeout_s is nan")])
+def test_a_timeout_that_is_none_is_refused_before_anything_is_started(options, says, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with pytest.raises(ValueError, match=f"^{says}"):
+        stemma.LocalServer("no-model", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_script_that_changes_its_directory_finds_data_and_log(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with stemma.LocalServer(model, binary=BIN / "stemma", threads=1, data="data", log="log.txt") as server:
+        monkeypatch.chdir("/")
+        assert (server.data, server.log) == (tmp_path / "data", tmp_path / "log.txt") and server.log.read_text()
+
+
 def test_a_forked_process_ends_without_the_server(model):
     done = subprocess.run([sys.executable, "-c", FORKS, model, BIN / "stemma"], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["IDLE True True", "0 False"], done
