@@ -8,7 +8,6 @@ before it.
 import array
 import base64
 import math
-import numbers
 import sys
 
 _TOKENS = "a flat list or one-dimensional array of token ids"
@@ -73,6 +72,7 @@ def pack_bits(values, count=None):
 
         if flat.dtype.kind in "biuf" and numpy.isin(flat, (0, 1)).all():
             return numpy.packbits(flat.astype(bool), bitorder="little").tobytes()
+        flat = flat.tolist()
     out = bytearray((len(flat) + 7) // 8)
     for i, value in enumerate(flat):
         if not _is_bit(value):
@@ -239,10 +239,8 @@ def _pack_list(code, values, want):
 
 
 def _is_bit(value):
-    if isinstance(value, str) or (isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)):
-        return False
     try:
-        return float(value) in (0.0, 1.0)
+        return float(value) in (0.0, 1.0) and not isinstance(value, str)
     except (TypeError, ValueError):
         return False
 

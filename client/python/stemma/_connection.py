@@ -143,7 +143,7 @@ class Connection:
 
     def _never_reached(self, timeout_s):
         listen = "HOST:PORT" if self.address.startswith(_SOCKETS) else self.address
-        return (f"no Stemma server answers at {self.address} ({self._probe()}; tried for {timeout_s:.3g} s). Is it "
+        return (f"no Stemma server answers at {self.address} ({self._probe()}; tried for {round(timeout_s, 2):g} s). Is it "
                 f"running? `stemma local --model MODEL_DIR --listen {listen}` starts one; else check host and port{_proxy_hint(self.address)}")
 
     def _probe(self):

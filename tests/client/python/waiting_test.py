@@ -4,6 +4,7 @@ import math
 import pickle
 import threading
 import time
+import types
 
 import grpc
 import pytest
@@ -351,6 +352,36 @@ def test_closing_a_client_ends_what_waits_for_a_server_and_what_a_server_works_o
             assert not thread.is_alive()
         answer.set()
     assert "this client of 127.0.0.1:1 is closed" in ended[0] and "was closed while the call ran" in ended[1] and not aloud
+
+
+def test_closing_a_client_lets_another_thread_stop_to_look_for_a_server_first():
+    """gRPC's own thread, which looks, would fail aloud."""
+    client, happened, looks = stemma.Client("127.0.0.1:1"), [], threading.Event()
+    connection = client._connection
+
+    def look(_):
+        looks.set()
+        while not connection._closed:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        happened.append("stopped")
+
+    connection._is_ready_within = look
+    connection.channel = types.SimpleNamespace(close=lambda: happened.append("closed"))
+    thread = threading.Thread(target=lambda: pytest.raises(ValueError, client.model))
+    thread.start()
+    assert looks.wait(30)
+    client.close()
+    thread.join(30)
+    assert happened == ["stopped", "closed"]
+
+
+def test_a_signals_handler_may_close_the_client_that_it_interrupts():
+    client, closed = stemma.Client("127.0.0.1:1"), threading.Event()
+    client._connection._is_ready_within = lambda _: client.close()
+    thread = threading.Thread(target=lambda: pytest.raises(ValueError, client.model) and closed.set(), daemon=True)
+    thread.start()
+    assert closed.wait(30)
 
 
 def test_a_client_is_made_in_each_process():
