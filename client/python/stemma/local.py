@@ -19,6 +19,20 @@ from .errors import StemmaError
 _POLL_S = 0.02
 
 
+def _locked(folder):
+    """A descriptor that holds the folder's lock until it is closed, or its process is gone: `stemma local` removes folders of this
+    name that are old and that nobody locks. None: the file system has no locks, and so none is removed."""
+    import fcntl  # not where a client alone may run
+
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
 class LocalServer:
     """Runs until close(), or until this process ends, however it does: where it is killed, the server stops by itself, as in
     close(), and only a temporary directory is left. Ctrl-C reaches this process only: what becomes of the server is the
@@ -55,6 +69,7 @@ class LocalServer:
         self._owner_pid = os.getpid()
         # A TemporaryDirectory would be removed at the end of a forked process, too.
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="stemma-local-"))
+        self._lock = _locked(self._folder)
         ready = self._folder / "ready"
         try:
             # Absolute: this process may change its directory.
@@ -65,7 +80,7 @@ class LocalServer:
             command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
             self.process = self._start(command)
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remove_folder()
             raise
         atexit.register(self.close)
         try:
@@ -110,8 +125,14 @@ class LocalServer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
         atexit.unregister(self.close)
+
+    def _remove_folder(self):
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def __enter__(self) -> "LocalServer":
         return self

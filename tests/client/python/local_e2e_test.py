@@ -196,6 +196,16 @@ def test_a_timeout_that_is_none_is_refused_before_anything_is_started(options, s
     assert not list(tmp_path.iterdir())
 
 
+def test_a_server_that_starts_removes_no_folder_of_one_that_runs(model):
+    """`stemma local` removes what killed runs left, once it is a minute old."""
+    with stemma.LocalServer(model, binary=BIN / "stemma", threads=1) as first, stemma.Client(first.address) as client:
+        os.utime(first.data.parent, (0, 0))
+        with stemma.LocalServer(model, binary=BIN / "stemma", threads=1):
+            assert first.log.exists() and first.data.exists()
+        assert client.update_actor(some_groups(), loss=stemma.grpo(), adam=stemma.adamw(1e-2), old="on_policy").steps
+    assert not first.data.parent.exists()
+
+
 def test_a_script_that_changes_its_directory_finds_data_and_log(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with stemma.LocalServer(model, binary=BIN / "stemma", threads=1, data="data", log="log.txt") as server:
