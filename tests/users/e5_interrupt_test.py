@@ -102,7 +102,7 @@ def test_e5_each_outcome_of_the_cancel_has_its_words(state, says):
 def test_e5_while_it_is_sent_nobody_knows_whether_it_goes_on(cancel):
     """Before the server has answered, "it goes on" would be a guess."""
     client = stemma.Client("127.0.0.1:1")
-    client._connection.reach = lambda: os.kill(os.getpid(), signal.SIGINT)
+    client._connection.reach = lambda _: os.kill(os.getpid(), signal.SIGINT)
     groups = [stemma.Group("g", [1, 2], [stemma.Rollout([3, 4], reward=1.0)])]
     with pytest.raises(stemma.RequestInterrupted) as error:
         client.submit(groups, stemma.grpo(), stemma.adamw(1e-3), request_id="mine/2", cancel_on_interrupt=cancel)

@@ -12,7 +12,7 @@ from client.python.fake_server import FakeServer
 from e2e.errors.server import Cluster
 from stemma import _proto
 
-RAW = re.compile(r"ipv4:|ipv6:|last error|failed to connect to all addresses|StatusCode|RPC that terminated|grpc", re.I)
+RAW = re.compile(r"ipv4:|ipv6:|last error|failed to connect to all addresses|StatusCode|RPC that terminated|grpc(?!_proxy)", re.I)
 WAIT_MAX_S = 10  # a machine under load; the client's own bound is asserted by its number below
 Model = _proto.message_class("stemma.v1.ModelInfo")
 
@@ -105,7 +105,8 @@ def test_f8_something_else_that_listens_is_told():
     ("127.0.0.1:73006", "'73006'.*from 1 to 65535, as in 127.0.0.1:7070"), ("localhost:0", "'0'.*from 1 to 65535"),
     ("localhost:abc", "'abc'.*from 1 to 65535"), ("localhost:", "''.*from 1 to 65535"), ("h:-1", "'-1'.*from 1 to 65535"),
     ("h:65536", "'65536'.*from 1 to 65535"), ("127.0.0.1:7070/x", "'7070/x'.*from 1 to 65535"), ("h:\u0663", "from 1 to 65535"),
-    ("::1:7070", "in brackets"), ("[::1]:70700", r"as in \[::1\]:7070")])
+    ("::1:7070", "in brackets"), ("ftp://x:1", "without ftp://, as 'x:1'"), ("xds:///a:1", "without xds://, as 'a:1'"),
+    ("h:1,h:2", "of one server"), (" 127.0.0.1:7070", "which has a space"), ("127.0.0.1:7070\n", "which has a space"), ("[::1]:70700", r"as in \[::1\]:7070")])
 def test_f8_an_address_that_cannot_be_one_is_refused_before_it_is_tried(address, says):
     with pytest.raises(ValueError, match=says):
         stemma.Client(address)
@@ -114,6 +115,26 @@ def test_f8_an_address_that_cannot_be_one_is_refused_before_it_is_tried(address,
 @pytest.mark.parametrize("address", ["localhost:1", "h:65535", "[::1]:7070", "dns:///h:7070", "ipv4:127.0.0.1:7070"])
 def test_f8_an_address_that_can_be_one_is_tried(address):
     stemma.Client(address).close()
+
+
+@pytest.mark.parametrize("address, loopback", [
+    ("127.0.0.1:7070", True), ("127.9.9.9:1", True), ("[::1]:7070", True), ("LocalHost:7070", True), ("dns:///localhost:1", True),
+    ("ipv4:127.0.0.1:7070", True), ("192.0.2.1:7070", False), ("localhost.example:1", False), ("[2001:db8::1]:7070", False)])
+def test_f8_what_only_this_machine_reaches_is_told_from_its_address(address, loopback):
+    from stemma import _connection
+
+    assert _connection._is_loopback(address) == loopback
+
+
+@pytest.mark.parametrize("name", ["grpc_proxy", "https_proxy", "http_proxy"])
+def test_f8_a_proxy_of_the_environment_is_named_where_a_server_elsewhere_does_not_answer(name, monkeypatch):
+    for each in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(each, raising=False)
+    dead, address = f"http://user:secret@127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv(name, dead)
+    text = error_of(stemma.Client("192.0.2.1:7070", connect_timeout_s=0.3).info)
+    assert f"The environment has {name}: connections go through that proxy" in text and "secret" not in text
+    assert "The environment has" not in error_of(stemma.Client(address, connect_timeout_s=0.3).info)
 
 
 def test_f8_the_advice_names_an_address_that_a_server_takes():

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = plain_venv.ROOT
 PACKAGE = ROOT / "client" / "python" / "stemma"
-FILES = {str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*") if path.suffix in (".py", ".json")}
+FILES = {str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*") if path.suffix in (".py", ".json", ".typed")}
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
@@ -62,8 +62,9 @@ def test_g13_both_hold_the_whole_package_and_nothing_else(built):
 def test_g13_the_wheel_brings_the_wire_with_it(python, tmp_path):
     """The messages and the service come from the package: there is no proto folder beside it."""
     script = """
-import stemma, stemma.verl, sys
+import importlib.metadata, stemma, sys
 from stemma import _proto
+assert stemma.__version__ == importlib.metadata.version("stemma-rl") and stemma.verl.metrics
 assert "site-packages" in stemma.__file__ and "numpy" not in sys.modules and "torch" not in sys.modules
 print(*sorted(f.name for f in _proto.FILES.file if f.name.startswith("stemma/")), sep="\\n")
 print(len(list(_proto.methods("stemma.v1.TrainingService"))))

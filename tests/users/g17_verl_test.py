@@ -3,6 +3,7 @@ from a real server, gradients of verl's losses from transformers in float64."""
 
 import dataclasses
 import itertools
+import math
 import pathlib
 import random
 
@@ -380,6 +381,9 @@ def test_g17_metrics_have_verls_names(client):
     seconds = metrics["perf/actor/time_per_step"]
     assert metrics["perf/mfu/actor"] == pytest.approx(metrics["perf/actor/flops_dense"] / seconds / 2e12)
     assert "perf/mfu/actor" not in verl.metrics(result)
+    for peak in (0, -1, "989", math.nan, math.inf, True):
+        with pytest.raises(ValueError, match=f"^peak_tflops is {peak!r}: pass a number above 0"):
+            verl.metrics(result, peak_tflops=peak)
 
 
 def test_g17_the_page_has_every_key_with_its_reason():

@@ -13,6 +13,11 @@ namespace {
 // A span is a deadline relative to now: the CLI reads no clock for it.
 gpr_timespec FromNow(double seconds) { return gpr_time_from_millis(static_cast<int64_t>(seconds * 1e3), GPR_TIMESPAN); }
 
+// Ends what is said of a server beyond this machine: gRPC reads the variables by itself.
+constexpr char kProxyHint[] =
+    " Where grpc_proxy, https_proxy or http_proxy is set, the connection goes through that proxy, unless no_proxy "
+    "names the host";
+
 }  // namespace
 
 void SetTimeout(grpc::ClientContext& context, double seconds) { context.set_deadline(FromNow(seconds)); }
@@ -21,9 +26,8 @@ Connection::Connection(std::shared_ptr<grpc::Channel> channel, double timeout_s)
     : channel_(std::move(channel)), stub_(v1::TrainingService::NewStub(channel_)), timeout_s_(timeout_s) {}
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionOptions& options) {
-  if (const auto address = ParseDialAddress(options.address); !address.ok()) {
-    return UsageError(absl::StrCat("--server: ", address.status().message()));
-  }
+  const absl::StatusOr<HostPort> address = ParseDialAddress(options.address);
+  if (!address.ok()) return UsageError(absl::StrCat("--server: ", address.status().message()));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kReceivedBytesMax);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
@@ -32,10 +36,12 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionOpt
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  // No proxy reaches a server of this machine.
+  if (address->loopback) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   auto channel = grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
   if (!channel->WaitForConnected(FromNow(options.connect_timeout_s))) {
     return ConnectError(absl::StrCat("no connection to ", options.address, " within ", options.connect_timeout_s,
-                                     " s; is `stemma local` running there?"));
+                                     " s; is `stemma local` running there?", address->loopback ? "" : kProxyHint));
   }
   return std::unique_ptr<Connection>(new Connection(std::move(channel), options.timeout_s));
 }

@@ -320,7 +320,10 @@ absl::Status LocalRun::LookAtWorkers(int elapsed_ms) {
 // Nothing: the server did not answer.
 std::optional<v1::ServerInfo> LocalRun::AskServer() {
   if (stub_ == nullptr) {
-    stub_ = v1::TrainingService::NewStub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // the server is a process of ours
+    stub_ = v1::TrainingService::NewStub(
+        grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments));
   }
   grpc::ClientContext context;
   SetTimeout(context, kPollTimeoutS);

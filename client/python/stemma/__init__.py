@@ -1,6 +1,6 @@
 """Stemma's Python client: send prompt groups, get optimizer steps, log-probs and weights back."""
 
-from . import trace
+from . import trace, verl
 from ._bound import Bound, bound
 from ._export_calls import Export
 from .client import Client, Future
@@ -14,4 +14,5 @@ from .results import Checkpoint, LoadedCheckpoint, RolloutLogProbs, StepResult, 
 __all__ = ["AdamW", "Bound", "Checkpoint", "Client", "Export", "Future", "Group", "LineageLostError", "LoadedCheckpoint",
            "LocalServer", "LossConfig", "RequestInterrupted", "Rollout", "RolloutLogProbs", "StemmaError",
            "StepResult", "UpdateResult", "adamw", "bound", "cispo", "constant", "cosine", "cross_entropy", "dapo",
-           "dr_grpo", "grpo", "gspo", "importance_sampling", "linear", "reinforce", "trace"]
+           "dr_grpo", "grpo", "gspo", "importance_sampling", "linear", "reinforce", "trace", "verl"]
+__version__ = "0.1.0"

@@ -24,6 +24,9 @@ def pack_int32(values):
     flat = _flat(values, _TOKENS)
     if not _is_numpy(flat):
         packed = _pack_list("i", flat, _TOKENS)
+        if bool in set(map(type, flat)):  # Python takes True for 1: a mask would be sent as tokens
+            index = next(i for i, token in enumerate(flat) if isinstance(token, bool))
+            raise ValueError(f"has {flat[index]} at {index}, a bool: pass {_TOKENS}")
         _check_ids(flat, min(flat, default=0), max(flat, default=0))
         return packed
     if flat.size == 0:
@@ -39,6 +42,11 @@ def _check_ids(flat, low, high):
         index = next(i for i, token in enumerate(flat) if token < 0 or token > _INT32_MAX)
         raise ValueError(f"has {int(flat[index])} at {index}: token ids are not negative and fit int32"
                          + (" (to take a token out of the loss, set its mask to 0)" if low < 0 else ""))
+
+
+def flat_numbers(values):
+    """A list or a one-dimensional numpy array of the numbers, as pack_float32 and check_fits read them."""
+    return _flat(values, _NUMBERS)
 
 
 def pack_float32(values):
@@ -64,6 +72,7 @@ def pack_bits(values, count=None):
 
         if flat.dtype.kind in "biuf" and numpy.isin(flat, (0, 1)).all():
             return numpy.packbits(flat.astype(bool), bitorder="little").tobytes()
+        flat = flat.tolist()
     out = bytearray((len(flat) + 7) // 8)
     for i, value in enumerate(flat):
         if not _is_bit(value):
@@ -95,7 +104,8 @@ def check_log_probs(data, mask):
 
 
 def check_fits(values, data, mask):
-    """Refuses numbers of which one is finite, and infinite in their float32 wire bytes. mask: as for check_log_probs."""
+    """Refuses numbers of which one is finite, and infinite in their float32 wire bytes. values: of flat_numbers. mask: as for
+    check_log_probs."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         packed = unpack("f", data)
@@ -168,6 +178,8 @@ def _flat(values, want):
         values = _from_tensor(values, want)
     if hasattr(values, "__array__"):
         return _from_numpy(values, want)
+    if type(values) is list:
+        return values  # nobody here changes it
     try:
         return list(values)
     except TypeError:
@@ -193,6 +205,9 @@ def _from_tensor(tensor, want):
 def _from_numpy(values, want):
     import numpy
 
+    if numpy.ma.is_masked(values):
+        raise ValueError("has masked entries, which are not sent as such: pass the plain array, and say by the rollout's `mask` what "
+                         "does not count")
     out = numpy.asarray(values)
     if out.dtype.name.startswith(("bfloat16", "float8")):  # numpy has none; the ml_dtypes package registers them
         out = out.astype(numpy.float32)

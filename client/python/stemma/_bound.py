@@ -68,7 +68,7 @@ class Bound:
                 "flops_reuse": self.flops_reuse, "flops_ratio": self.flops_ratio}
 
 
-def bound(groups, model=None):
+def bound(groups, model=None) -> Bound:
     """What computing each shared prompt once would save, from lengths alone. docs/bound.md describes the files.
 
     groups  the path of a trace or of a rollouts.jsonl; or a list or iterator of Groups, of dicts in the trace's field names,

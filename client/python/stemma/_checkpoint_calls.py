@@ -2,6 +2,7 @@
 
 import re
 import time
+from typing import List
 
 from . import _proto, config, errors, results
 from ._tries import in_time, is_over, timed_out
@@ -13,7 +14,7 @@ _LOAD_UNTOLD_S = 60.0  # the log speaks of workers that take longer to load what
 class CheckpointCalls:
     """What Client inherits; its retries, its lineage and its stub are Client's."""
 
-    def save_checkpoint(self, name=None, *, pinned=False, client_state=b"", timeout_s=None):
+    def save_checkpoint(self, name=None, *, pinned=False, client_state=b"", timeout_s=None) -> results.Checkpoint:
         """Saves the training state, after the requests that were accepted before; returns a Checkpoint once it is whole on
         the server's disk and was read back. Requests that come meanwhile do not wait for that.
 
@@ -51,7 +52,7 @@ class CheckpointCalls:
                         raise timed_out(what, timeout_s, error) from error
                 time.sleep(self._retry_delay_s)  # it is being written, or that has failed just now
 
-    def load_checkpoint(self, name=None, *, timeout_s=None):
+    def load_checkpoint(self, name=None, *, timeout_s=None) -> results.LoadedCheckpoint:
         """Makes a checkpoint's state the model's, after the requests that were accepted before; returns a LoadedCheckpoint.
         Steps after it are given up, and their requests answer ROLLED_BACK. The next call waits until workers have loaded it.
 
@@ -71,11 +72,11 @@ class CheckpointCalls:
         return results.LoadedCheckpoint(checkpoint=results.checkpoint(reply.checkpoint), client_state=reply.client_state,
                                         lineage=reply.lineage, step=reply.step, weight_version=reply.weight_version)
 
-    def list_checkpoints(self):
+    def list_checkpoints(self) -> List[results.Checkpoint]:
         """The checkpoints that the server has, oldest first, as a list of Checkpoint."""
         return self._checkpoints(None)
 
-    def verify_checkpoint(self, name):
+    def verify_checkpoint(self, name) -> results.Checkpoint:
         """Reads every byte of a checkpoint; returns a Checkpoint, whose `damage` says what is wrong with it.
 
         name  the checkpoint's
@@ -83,7 +84,7 @@ class CheckpointCalls:
         request = _proto.VerifyCheckpointRequest(name=config.checked_text("name", name))
         return results.checkpoint(self._retrying(lambda: self._stub.VerifyCheckpoint(request)))
 
-    def pin_checkpoint(self, name, pinned=True):
+    def pin_checkpoint(self, name, pinned=True) -> results.Checkpoint:
         """Lets a checkpoint stay until it is deleted by name, or go when newer ones are there; returns a Checkpoint.
 
         name    the checkpoint's
@@ -93,7 +94,7 @@ class CheckpointCalls:
                                               pinned=config.checked_truth("pinned", pinned))
         return results.checkpoint(self._retrying(lambda: self._stub.PinCheckpoint(request)))
 
-    def delete_checkpoint(self, name):
+    def delete_checkpoint(self, name) -> None:
         """Removes a checkpoint. Refused (CHECKPOINT_IN_USE) is the one with which recovery would begin, and one whose
         weights a request reads that is open or may be computed again.
 

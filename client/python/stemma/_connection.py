@@ -4,6 +4,9 @@ A server that was never reached is an error within connect_timeout_s: the addres
 may be starting again, so what to do about it is the caller's: this file only says what happened.
 """
 
+import contextlib
+import ipaddress
+import os
 import threading
 import time
 
@@ -23,6 +26,7 @@ _PING_ANSWER_MS = 10_000  # a server whose machine is gone, or that stands still
 _PORT_MAX = 65535
 _SOCKETS = ("unix:", "unix-abstract:")     # gRPC's; a Stemma server has none, a proxy before it may
 _RESOLVERS = ("dns:", "ipv4:", "ipv6:")    # gRPC's names of how a host is looked up
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")     # variables that gRPC reads, the first that is set
 
 # Parts of gRPC's texts, in the order in which they are looked for, and what they mean.
 _CAUSES = (
@@ -55,28 +59,30 @@ class Connection:
         self.address = _checked(address)
         self._timeout_s = connect_timeout_s
         self._reached, self._closed = False, False
-        self._lock = threading.RLock()  # a signal's handler may close what it interrupts
+        self._looking = []  # the threads that look for a server, by their ids
+        self._looking_changed = threading.Condition()
         self.channel = grpc.insecure_channel(address, options=[
             ("grpc.max_receive_message_length", _RECEIVE_BYTES_MAX), ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS), ("grpc.min_reconnect_backoff_ms", _HANDSHAKE_MS),
             ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS), ("grpc.keepalive_time_ms", _PING_MS),
             # Which of the two counts differs between gRPC's versions.
             ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS), ("grpc.http2.ping_timeout_ms", _PING_ANSWER_MS),
-            ("grpc.http2.max_pings_without_data", 0)])
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.enable_http_proxy", int(not _is_loopback(address)))])  # no proxy reaches a server of this machine
 
-    def reach(self):
-        """Returns once a server was reached, now or ever. Raises StemmaError UNAVAILABLE after connect_timeout_s, ValueError
-        where the connection was closed."""
+    def reach(self, within_s):
+        """Returns once a server was reached, now or ever. Raises StemmaError UNAVAILABLE after connect_timeout_s or within_s,
+        ValueError where the connection was closed. Threads that look for a server at once wait side by side: the channel, and
+        so the attempt, is one."""
         self._check_open()
         if self._reached:
             return
-        with self._lock:
+        timeout_s = min(self._timeout_s, within_s)
+        with self._counted():
             self._check_open()
-            if self._reached:
-                return
-            if not self._is_ready_in_time():
+            if not self._is_ready_within(timeout_s):
                 self._check_open()
-                raise errors.StemmaError("UNAVAILABLE", "", self._never_reached())
+                raise errors.StemmaError("UNAVAILABLE", "", self._never_reached(timeout_s))
             self._reached = True
 
     def explain(self, error):
@@ -99,16 +105,31 @@ class Connection:
     def close(self):
         """Ends calls under way. Lets one that looks for a server stop first: gRPC's own thread that looks would fail aloud."""
         self._closed = True
-        with self._lock:
+        own = threading.get_ident()  # a signal's handler may close what it interrupts
+        with self._looking_changed:
+            self._looking_changed.wait_for(lambda: all(thread == own for thread in self._looking))
             self.channel.close()
+
+    @contextlib.contextmanager
+    def _counted(self):
+        """Counts the calling thread among those that close() lets stop first."""
+        thread = threading.get_ident()
+        with self._looking_changed:
+            self._looking.append(thread)
+        try:
+            yield
+        finally:
+            with self._looking_changed:
+                self._looking.remove(thread)
+                self._looking_changed.notify_all()
 
     def _check_open(self):
         if self._closed:
             raise ValueError(f"this client of {self.address} is closed: make another stemma.Client (a `with` closes its client "
                              "at its end)")
 
-    def _is_ready_in_time(self):
-        ready, give_up = grpc.channel_ready_future(self.channel), time.monotonic() + self._timeout_s
+    def _is_ready_within(self, timeout_s):
+        ready, give_up = grpc.channel_ready_future(self.channel), time.monotonic() + timeout_s
         try:
             while True:
                 try:
@@ -120,10 +141,10 @@ class Connection:
         finally:
             ready.cancel()  # whatever ended the wait: its thread ends, too
 
-    def _never_reached(self):
+    def _never_reached(self, timeout_s):
         listen = "HOST:PORT" if self.address.startswith(_SOCKETS) else self.address
-        return (f"no Stemma server answers at {self.address} ({self._probe()}; tried for {self._timeout_s:g} s). Is it "
-                f"running? `stemma local --model MODEL_DIR --listen {listen}` starts one; else check host and port")
+        return (f"no Stemma server answers at {self.address} ({self._probe()}; tried for {round(timeout_s, 2):g} s). Is it "
+                f"running? `stemma local --model MODEL_DIR --listen {listen}` starts one; else check host and port{_proxy_hint(self.address)}")
 
     def _probe(self):
         """One call that tells why: the future of a channel does not."""
@@ -138,14 +159,41 @@ def _cause(text):
     return next((words for part, words in _CAUSES if part in (text or "")), "no answer")
 
 
+def _is_loopback(address):
+    """Whether only this machine can reach it: 127.0.0.0/8, ::1, localhost."""
+    host = _host(address)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _host(address):
+    """Without port, brackets and gRPC's words before it."""
+    rest = next((address[len(name):] for name in _RESOLVERS if address.startswith(name)), address)
+    return rest.rpartition("/")[2].rpartition(":")[0].strip("[]")
+
+
+def _proxy_hint(address):
+    """Where the environment sends a connection through a proxy, gRPC says of it no more than that nothing answers."""
+    name = next((name for name in _PROXIES if os.environ.get(name)), None)
+    if name is None or address.startswith(_SOCKETS) or _is_loopback(address):
+        return ""
+    return f". The environment has {name}: connections go through that proxy, except to hosts that no_proxy names"
+
+
 def _checked(address):
     if not isinstance(address, str):
         raise ValueError(f"address is {address!r}: pass \"host:port\"")
     scheme, slashes, rest = address.partition("://")
-    if slashes and scheme.lower() in ("http", "https", "grpc", "tcp"):
-        raise ValueError(f"address is {address!r}: pass it without {scheme}://, as {rest.rstrip('/')!r}")
     if address.startswith(_SOCKETS):
         return address
+    if slashes and not address.startswith(_RESOLVERS):
+        raise ValueError(f"address is {address!r}: pass it without {scheme}://, as {rest.strip('/')!r}")
+    if any(letter.isspace() for letter in address):
+        raise ValueError(f"address is {address!r}, which has a space: pass \"host:port\", as in 127.0.0.1:7070")
+    if "," in address:
+        raise ValueError(f"address is {address!r}: pass the \"host:port\" of one server")
     host, _, port = address.rpartition(":")
     if not host:
         raise ValueError(f"address is {address!r}: pass \"host:port\", as in 127.0.0.1:7070")

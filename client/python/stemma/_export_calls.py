@@ -28,7 +28,7 @@ class Export(str):
 class ExportCalls:
     """What Client inherits; its retries, its lineage and its stub are Client's."""
 
-    def export(self, name, dtype=None, *, timeout_s=None):
+    def export(self, name, dtype=None, *, timeout_s=None) -> Export:
         """Writes the weights as a Hugging Face directory <data>/exports/<name>, after the requests that were accepted before;
         returns an Export, which is its path and says the step of what was written. Requests that come meanwhile wait.
 
@@ -61,7 +61,7 @@ class ExportCalls:
                         raise timed_out(what, timeout_s, error) from error
                 time.sleep(self._retry_delay_s)  # it is being written
 
-    def delete_export(self, name):
+    def delete_export(self, name) -> None:
         """Removes an export, whoever wrote it; answers once its name is free. A rollout engine that still reads its files
         keeps those that it has open.
 

@@ -1,11 +1,13 @@
 """A request under way, and how long one waits for it. Made by stemma.Client; private to this package but for its methods."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
-import warnings
+from typing import Any, Dict, Generator
 
 from . import _proto, _tries, errors, results
+from ._recording import warn
 from ._stub import CancellableStub
 from ._tries import deadline_of, is_over, left_s, ran_out
 
@@ -17,6 +19,7 @@ _ASYNC_POLL_MS = 2_000
 _ASYNC_ANSWER_S = 3.0
 _ASYNC_ANSWER_MAX_S = 60.0
 _STOPPING_POLL_S = 0.2  # between looks at a request that a server let go of, because it stops
+_THREAD = "stemma-await"
 _FINAL = ("DONE", "FAILED", "CANCELLED", "ROLLED_BACK")
 
 
@@ -34,22 +37,22 @@ class Future:
                 f"{self._status.steps_total} steps)")
 
     @property
-    def status(self):
+    def status(self) -> Dict[str, Any]:
         """The state as last heard: state, steps_applied, steps_total, queue_position, ... as a dict."""
         return _proto.to_dict(self._status)
 
-    def done(self):
+    def done(self) -> bool:
         """Whether the request is final. Asks the server, without waiting."""
         if not self._is_final():
             self._heard(_tries.run(self._poll(0)))
         return self._is_final()
 
-    def cancel(self):
+    def cancel(self) -> bool:
         """Ends the request between two optimizer steps; a step that was committed stays. True if it was in time."""
         self._heard(self._client._cancel(self.request_id))
         return self.status["state"] == "CANCELLED"
 
-    def result(self, timeout_s=None):
+    def result(self, timeout_s=None) -> results.UpdateResult:
         """The UpdateResult. Raises StemmaError when the request failed or was cancelled, TimeoutError when it is not
         final in time (it goes on; ask again), RequestInterrupted on Ctrl-C. Where the steps are applied and the log-probs of
         return_log_probs are no longer kept, it comes without them, with a warning.
@@ -65,7 +68,8 @@ class Future:
                 while not self._is_final():
                     self._heard(_tries.run(self._poll(int(min(_POLL_MS, left_s(deadline) * 1000)), deadline)))
                     if not self._is_final() and is_over(deadline):
-                        raise TimeoutError(f"request {self.request_id} is {self.status['state']} after {timeout_s} s; it goes on")
+                        raise about_request(TimeoutError(f"request {self.request_id} is {self.status['state']} after {timeout_s} s; "
+                                                         "it goes on"), self.request_id)
             result = self._outcome()
             if self._return_log_probs:
                 with self._in_time(timeout_s, deadline), _kept_or_not(result):
@@ -80,30 +84,33 @@ class Future:
         except errors.StemmaError as error:
             if not ran_out(error, deadline):
                 raise
-            raise TimeoutError(f"request {self.request_id} was {self.status['state']} when it was last heard of, and "
-                               f"there was no answer in {timeout_s} s ({error.message})") from error
+            raise about_request(TimeoutError(
+                f"request {self.request_id} was {self.status['state']} when it was last heard of, and there was no answer in "
+                f"{timeout_s} s ({error.message})"), self.request_id) from error
 
-    def __await__(self):
+    def __await__(self) -> Generator[Any, None, results.UpdateResult]:
         return self._wait().__await__()
 
     async def _wait(self):
         """A cancelled task leaves the request as it is, or with cancel_on_interrupt ends it."""
+        thread = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix=_THREAD)
         try:
-            return await self._awaited()
+            return await self._awaited(thread)
         except asyncio.CancelledError:
             if self._cancel_on_interrupt:
-                loop = asyncio.get_running_loop()
-                state = await loop.run_in_executor(None, self._client._try_cancel, self.request_id)
+                state = await asyncio.get_running_loop().run_in_executor(thread, self._client._try_cancel, self.request_id)
                 if not state:
                     _LOG.warning("%s", errors.RequestInterrupted(self.request_id, state))
             raise
+        finally:
+            thread.shutdown(wait=False)
 
-    async def _awaited(self):
-        """Asks in threads of the loop's own executor, so that other coroutines run meanwhile."""
+    async def _awaited(self, thread):
+        """Asks in a thread of its own, which waits for the server: those of the loop's executor stay free for others."""
         stub, told = CancellableStub(self._client._stub, _ASYNC_ANSWER_S), False
         while not self._is_final():
             try:
-                self._heard(await _tries.run_in_threads(self._poll(_ASYNC_POLL_MS, stub=stub), stub.cancel))
+                self._heard(await _tries.run_in_threads(self._poll(_ASYNC_POLL_MS, stub=stub), stub.cancel, thread))
                 stub.answer_s = _ASYNC_ANSWER_S
             except errors.StemmaError as error:
                 if error.code != "DEADLINE_EXCEEDED":  # of a server that is gone, gRPC's pings tell
@@ -118,7 +125,7 @@ class Future:
             stub.answer_s = _ASYNC_ANSWER_MAX_S  # what does not come is an error here
             with _kept_or_not(result):
                 result.log_probs = await _tries.run_in_threads(
-                    self._client._read_log_probs(self.request_id, stub=stub), stub.cancel)
+                    self._client._read_log_probs(self.request_id, stub=stub), stub.cancel, thread)
         return result
 
     def _heard(self, status):
@@ -171,7 +178,13 @@ def _kept_or_not(result):
         text = (f"request {result.request_id} is DONE, and what its steps applied stays: do not send it again. Only its log-probs "
                 f"are gone ({error.message})")
         result.warnings.append(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=5)  # whoever called result() or update_actor()
+        warn(text, stacklevel=5)  # whoever called result() or update_actor()
+
+
+def about_request(error, request_id):
+    """The error, which as those of errors.py says by its request_id what it is about."""
+    error.request_id = request_id
+    return error
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """The calls of a Client that ask for log-probs."""
 
+from typing import Dict
+
 from . import _proto, _tries, config, results
 from ._tries import in_time
 from .groups import as_list, parts as encode
@@ -8,7 +10,7 @@ from .groups import as_list, parts as encode
 class LogProbCalls:
     """What Client inherits; its retries, its lineage and its stub are Client's."""
 
-    def log_probs(self, groups, temperature=1.0, entropy=False, weights="policy", schedule=None, *, timeout_s=None):
+    def log_probs(self, groups, temperature=1.0, entropy=False, weights="policy", schedule=None, *, timeout_s=None) -> Dict[str, results.RolloutLogProbs]:
         """{rollout_id: RolloutLogProbs} of the responses under the current weights, or a checkpoint's. An empty response has no
         entry. The current weights are those after the requests that were accepted before: it waits for them.
 
@@ -34,7 +36,7 @@ class LogProbCalls:
             self._saw(lineage)
         return out
 
-    def read_log_probs(self, request_id):
+    def read_log_probs(self, request_id) -> Dict[str, results.RolloutLogProbs]:
         """{rollout_id: RolloutLogProbs} of a finished request that was sent with return_log_probs. A rollout without an unmasked
         token has no entry. The error REQUEST_ID_EXPIRED says that they are no longer kept, or the request's outcome neither.
 

@@ -1,8 +1,8 @@
 """Tries of a call, the pauses between them, and deadlines. Private to this package.
 
 A call that may be tried again is a generator of *steps*: each makes a try and yields the seconds to pause before the
-next one; the answer is what the generator returns. A thread sleeps through the pauses. A coroutine lets threads of its
-event loop make the tries and waits by itself, so that a thread is held no longer than a try takes, however long a server
+next one; the answer is what the generator returns. A thread sleeps through the pauses. A coroutine lets the threads of an
+executor make the tries and waits by itself, so that a thread is held no longer than a try takes, however long a server
 recovers.
 """
 
@@ -28,13 +28,13 @@ def run(steps):
         time.sleep(pause_s)
 
 
-async def run_in_threads(steps, cancel):
+async def run_in_threads(steps, cancel, executor):
     """The answer, as run gives it. A task that is cancelled makes no further try, and ends the one that a thread makes by
     cancel()."""
     loop = asyncio.get_running_loop()
     try:
         while True:
-            pause_s, answer = await loop.run_in_executor(None, _step, steps)
+            pause_s, answer = await loop.run_in_executor(executor, _step, steps)
             if pause_s is None:
                 return answer
             await asyncio.sleep(pause_s)

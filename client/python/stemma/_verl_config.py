@@ -112,7 +112,7 @@ class ActorUpdate:
     schedule: Dict[str, Any]
     dropped: Dict[str, str]
 
-    def learning_rate(self, step):
+    def learning_rate(self, step) -> float:
         """The rate by verl's schedule: one for all optimizer steps of an update.
 
         step        the RL step, from 0: verl's global_steps - 1
@@ -141,7 +141,7 @@ class ActorUpdate:
                 "on_nonfinite": "skip"}
 
 
-def loss_from_config(actor, temperature=1.0, response_length=None):
+def loss_from_config(actor, temperature=1.0, response_length=None) -> ActorUpdate:
     """An ActorUpdate of verl's actor configuration (an OmegaConf node, a dict, or its dataclass).
 
     actor           config.actor_rollout_ref.actor; a key that is not known is refused by its name

@@ -16,7 +16,7 @@ Thread safety: a Client may be shared; each Future belongs to one thread at a ti
 import logging
 import threading
 import time
-import warnings
+from typing import Any, Dict, List, Literal, Optional, overload
 
 import grpc
 
@@ -24,12 +24,14 @@ from . import _api_names, _proto, _tries, config, errors
 from ._checkpoint_calls import CheckpointCalls
 from ._connection import Connection
 from ._export_calls import ExportCalls
-from ._future import Future, interruptible
+from ._future import Future, about_request, interruptible
 from ._log_prob_calls import LogProbCalls
+from ._recording import Recording
 from ._stub import TrainingStub
 from ._tries import checked_s, deadline_of, in_time, is_over, left_s, ran_out
 from ._update import update_parts
 from .groups import as_list, name_uids
+from .results import UpdateResult
 
 _LOG = logging.getLogger("stemma")
 _CANCEL_S = 5.0
@@ -39,7 +41,8 @@ _TRIES_UNTOLD = 3       # a second and a half, as a restart takes: the log speak
 
 
 class Client(LogProbCalls, CheckpointCalls, ExportCalls):
-    """A connection to one server. Close it, or use it in a `with`."""
+    """A connection to one server. Close it, or use it in a `with`. A call whose timeout_s is over has another second: a server
+    that is there answers by then."""
 
     def __init__(self, address, retries=60, retry_delay_s=0.2, recorder=None, connect_timeout_s=1.5,
                  follow_lineage=False, recovery_timeout_s=3600.0):
@@ -50,8 +53,9 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
                         about five minutes, in which a pod has come back on another machine. 0: never, whatever the server
                         says
         retry_delay_s   the first pause between two tries; it doubles up to 5 s
-        recorder        a stemma.trace.TraceWriter that keeps every update request sent, or what has its write_parts(parts); where
-                        that raises, a warning says so, and the request goes on
+        recorder        a stemma.trace.TraceWriter that keeps every update request sent, once however often it is sent under one
+                        request_id; or what has its write_parts(parts). Where that raises, a warning says so, and the request
+                        goes on
         connect_timeout_s   how long the first call waits for a server before it says that there is none
         follow_lineage  go on with whatever weights the server has, also after those trained so far are lost
         recovery_timeout_s  how long a call waits for a server that starts or recovers: that loads its model, computes its
@@ -61,9 +65,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         self._retry_delay_s = checked_s("retry_delay_s", retry_delay_s)
         self._recovery_timeout_s = checked_s("recovery_timeout_s", recovery_timeout_s)
         self._follow_lineage = config.checked_truth("follow_lineage", follow_lineage)
-        if recorder is not None and not callable(getattr(recorder, "write_parts", None)):
-            raise ValueError(f"recorder is {recorder!r:.60}, which has no write_parts(parts): pass a stemma.trace.TraceWriter, or None")
-        self._recorder = recorder
+        self._recording = Recording(recorder)
         self._connection = Connection(address, checked_s("connect_timeout_s", connect_timeout_s))
         self._stub = TrainingStub(self._connection.channel)
         self._lineage, self._step = None, None  # those that _saw keeps
@@ -71,12 +73,12 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         self._lineage_lock = threading.Lock()
 
     @property
-    def lineage(self):
+    def lineage(self) -> Optional[str]:
         """The lineage that calls are held to: the first that this client heard of (with follow_lineage the last, and
         calls are held to none). None before any."""
         return self._lineage
 
-    def close(self):
+    def close(self) -> None:
         """Closes the connection; requests that were accepted go on at the server. Later calls are a ValueError."""
         self._connection.close()
 
@@ -85,7 +87,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         raise TypeError("a stemma.Client cannot be pickled: make a Client in each process (a request that was sent is found "
                         "there by client.attach(request_id))")
 
-    def __enter__(self):
+    def __enter__(self) -> "Client":
         return self
 
     def __exit__(self, *_):
@@ -93,12 +95,21 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
 
     # -------------------------------------------------------------------------------------------------------- training
 
+    @overload
+    def update_actor(self, groups, loss=None, adam=None, wait: Literal[True] = True, timeout_s=None, **options) -> UpdateResult:
+        ...
+
+    @overload
+    def update_actor(self, groups, loss=None, adam=None, *, wait: Literal[False], timeout_s=None, **options) -> Future:
+        ...
+
     def update_actor(self, groups, loss=None, adam=None, wait=True, timeout_s=None, **options):
         """Sends one request and returns its UpdateResult.
 
         groups, loss, adam  as in submit
         wait        False: returns the Future of submit instead
-        timeout_s   how long sending and waiting may take together; TimeoutError after it. None: as long as it takes
+        timeout_s   how long sending and waiting may take together; TimeoutError after it, whose request_id is the one to send
+                    again or to attach to. None: as long as it takes
         options     the other parameters of submit
         """
         deadline = deadline_of(timeout_s)
@@ -107,7 +118,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
 
     def submit(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
                seed=None, request_id=None, expected_step=None, schedule=None, on_nonfinite=None,
-               return_log_probs=False, trace_step=None, cancel_on_interrupt=False, timeout_s=None):
+               return_log_probs=False, trace_step=None, cancel_on_interrupt=False, timeout_s=None) -> Future:
         """Sends one request; returns a Future once the server has accepted it.
 
         groups      a list or iterator of stemma.Group objects, or dicts in the trace's field names
@@ -151,15 +162,16 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
             except errors.StemmaError as error:
                 if not ran_out(error, deadline):
                     raise
-                raise TimeoutError(f"request {request.request_id} was not taken in {timeout_s} s ({error.message}); the server may "
-                                   "have it: send it again with the same request_id") from error
+                raise about_request(TimeoutError(
+                    f"request {request.request_id} was not taken in {timeout_s} s ({error.message}); the server may have it: send it "
+                    "again with the same request_id"), request.request_id) from error
         self._saw(status.lineage)
-        if self._recorder is not None:
-            self._record(request.request_id, parts)
+        with interruptible(self, request.request_id, cancel_on_interrupt):
+            self._recording.write(request.request_id, parts, stacklevel=2)
         return Future(self, status, return_log_probs, cancel_on_interrupt)
 
     def plan(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
-             seed=None, schedule=None, timeout_s=None):
+             seed=None, schedule=None, timeout_s=None) -> Dict[str, Any]:
         """What submit would run, as a dict of PlanReport (proto/stemma/v1/plan.proto): waves, tokens, FLOPs, bytes. Nothing
         is computed and no id is used.
 
@@ -175,7 +187,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
 
     # ------------------------------------------------------------------------------------------------------ small calls
 
-    def info(self, *, timeout_s=None):
+    def info(self, *, timeout_s=None) -> Dict[str, Any]:
         """Versions, loss modes, the run configuration in force.
 
         timeout_s   how long to wait for it; TimeoutError after it. None: as long as it takes
@@ -184,7 +196,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         with in_time(timeout_s, "a question for the server's configuration") as deadline:
             return _proto.to_dict(self._retrying(lambda timeout=None: self._stub.GetServerInfo(request, timeout=timeout), deadline))
 
-    def model(self, *, timeout_s=None):
+    def model(self, *, timeout_s=None) -> Dict[str, Any]:
         """The model's state, step, weight version, lineage, sizes.
 
         timeout_s   how long to wait for it; TimeoutError after it. None: as long as it takes
@@ -194,11 +206,11 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         self._saw(reply.lineage, reply.step)
         return _proto.to_dict(reply)
 
-    def requests(self):
+    def requests(self) -> List[Dict[str, Any]]:
         """The requests that the server remembers, oldest first."""
         return _proto.to_dict(self._retrying(lambda: self._stub.ListRequests(_proto.ListRequestsRequest())))["requests"]
 
-    def attach(self, request_id, log_probs=False):
+    def attach(self, request_id, log_probs=False) -> Future:
         """A Future of a request that was sent before, by this process or another.
 
         request_id  the request's
@@ -210,14 +222,6 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         return Future(self, status, log_probs)
 
     # --------------------------------------------------------------------------------------------------------- helpers
-
-    def _record(self, request_id, parts):
-        """Lets no trace that cannot be written hide that the server has the request, and that it goes on."""
-        try:
-            self._recorder.write_parts(parts)
-        except Exception as error:  # whatever a recorder of the user's own raises
-            warnings.warn(f"request {request_id} was accepted, and the recorder could not write it: {type(error).__name__}: {error}",
-                          RuntimeWarning, stacklevel=3)
 
     def _model(self, deadline):
         return _tries.run(self._ask_for_model(deadline, self._stub))
@@ -290,7 +294,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         the call gets it as its timeout."""
         attempt, delay_s, give_up, told = 0, self._retry_delay_s, time.monotonic() + self._recovery_timeout_s, False
         while True:
-            self._connection.reach()
+            self._connection.reach(left_s(deadline) + _ANSWER_S)
             try:
                 return call() if deadline is None else call(timeout=left_s(deadline) + _ANSWER_S)
             except grpc.RpcError as error:

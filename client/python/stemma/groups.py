@@ -231,6 +231,10 @@ def _rollout_message(rollout, default_id, where, checked):
         fields["rollout_id"] = default_id
     message = _proto.Rollout()
     mask = fields.pop("response_mask", None)
+    for name in _NUMBERS:
+        if fields.get(name) is not None and not (is_dict and isinstance(fields[name], str)):
+            with _named(f"{where}.{_name(name, is_dict)}"):
+                fields[name] = _arrays.flat_numbers(fields[name])
     _fill(message, fields, where, is_dict)
     num_tokens = len(message.response_tokens) // 4
     if mask is not None:

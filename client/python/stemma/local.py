@@ -12,9 +12,25 @@ import subprocess
 import tempfile
 import time
 
+from ._tries import checked_s
+from .config import whole
 from .errors import StemmaError
 
 _POLL_S = 0.02
+
+
+def _locked(folder):
+    """A descriptor that holds the folder's lock until it is closed, or its process is gone: `stemma local` removes folders of this
+    name that are old and that nobody locks. None: the file system has no locks, and so none is removed."""
+    import fcntl  # not where a client alone may run
+
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
 
 
 class LocalServer:
@@ -43,6 +59,8 @@ class LocalServer:
         durability  "replay" or "rewind": what a loss of a worker leaves of the steps (docs/reliability.md). None: as config
                     says, or with neither config nor data "rewind": nothing of a temporary directory outlives this server
         """
+        whole("drain_timeout_s", drain_timeout_s)
+        checked_s("start_timeout_s", start_timeout_s)
         options = {"--model": model, "--config": config, "--dtype": dtype, "--schedule": schedule, "--threads": threads,
                    "--drain-timeout": drain_timeout_s, "--workers": workers, "--durability": durability}
         if config is None and data is None and durability is None:
@@ -51,16 +69,18 @@ class LocalServer:
         self._owner_pid = os.getpid()
         # A TemporaryDirectory would be removed at the end of a forked process, too.
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="stemma-local-"))
+        self._lock = _locked(self._folder)
         ready = self._folder / "ready"
         try:
-            self.data = pathlib.Path(data or self._folder / "data")
-            self.log = pathlib.Path(log or self._folder / "log.txt")
+            # Absolute: this process may change its directory.
+            self.data = pathlib.Path(os.path.abspath(data or self._folder / "data"))
+            self.log = pathlib.Path(os.path.abspath(log or self._folder / "log.txt"))
             command = [str(binary), "local", "--data", str(self.data), "--listen", "127.0.0.1:0",
                        "--ready-file", str(ready), "--die-with-parent"]
             command += [str(part) for option, value in options.items() if value is not None for part in (option, value)]
             self.process = self._start(command)
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remove_folder()
             raise
         atexit.register(self.close)
         try:
@@ -92,7 +112,7 @@ class LocalServer:
         why = f"within {timeout_s:g} s" if exit_code is None else f"(exit code {exit_code})"
         raise StemmaError("UNAVAILABLE", "", f"`stemma local` did not start {why}:\n{text}")
 
-    def close(self):
+    def close(self) -> None:
         """Ends the processes, and with them the weights: export first. The request that runs has drain_timeout_s to end
         its current optimizer step (a log-prob pass or an export: to end); if it has more steps, and whatever waits, it
         answers DRAINING. Does nothing in a process that was forked off."""
@@ -105,10 +125,16 @@ class LocalServer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
         atexit.unregister(self.close)
 
-    def __enter__(self):
+    def _remove_folder(self):
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> "LocalServer":
         return self
 
     def __exit__(self, *_):

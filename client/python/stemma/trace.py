@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import threading
+from typing import Any, Dict, Iterator, List, Tuple
 
 from . import _arrays, _json, _proto
 from ._update import update_parts
@@ -28,7 +29,7 @@ class TraceWriter:
         self._write({"schema": SCHEMA})
 
     def write(self, groups_to_send, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
-              seed=None, **header):
+              seed=None, **header) -> None:
         """Writes one request, as Client.submit would send it, without a server.
 
         groups_to_send  the groups of Client.submit
@@ -39,7 +40,7 @@ class TraceWriter:
         """
         self.write_parts(update_parts(groups_to_send, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, **header))
 
-    def write_parts(self, parts):
+    def write_parts(self, parts) -> None:
         """Writes one request from the messages of its call, as the client has them.
 
         parts       header, groups, end
@@ -60,11 +61,11 @@ class TraceWriter:
                 rollouts.append(_rollout(rollout, f"groups[{len(written) - 1}].rollouts[{len(rollouts)}]"))
         self._write({"header": header, "groups": written})
 
-    def close(self):
+    def close(self) -> None:
         """Ends the file."""
         self._file.close()
 
-    def __enter__(self):
+    def __enter__(self) -> "TraceWriter":
         return self
 
     def __exit__(self, *_):
@@ -78,7 +79,7 @@ class TraceWriter:
             self._file.flush()
 
 
-def read(path):
+def read(path) -> Iterator[Tuple[Dict[str, Any], List[Dict[str, Any]]]]:
     """Yields (header dict, group dicts) of each request; ValueError names a line that is not one, or a field that no
     request has.
 

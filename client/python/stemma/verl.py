@@ -9,6 +9,7 @@ anything with `batch` and `non_tensor_batch` whose arrays numpy reads.
 """
 
 import dataclasses
+import math
 import numbers
 from typing import Dict, List, Tuple
 
@@ -19,7 +20,7 @@ __all__ = ["ActorUpdate", "DROPPED", "REFUSED", "TAKEN", "groups_for_log_probs",
            "loss_from_config", "metrics", "padded_log_probs"]
 
 
-def groups_from_dataproto(data, update, dp_size=1):
+def groups_from_dataproto(data, update, dp_size=1) -> List[Group]:
     """stemma.Group objects of a padded DataProto, as verl's trainer passes it to update_actor: padding is stripped, rows of one
     uid and one prompt are one group, several prompts under one uid share it as their stat_group. The groups of verl's
     first mini-batch come first.
@@ -33,7 +34,7 @@ def groups_from_dataproto(data, update, dp_size=1):
     return _in_mini_batches(_groups(_TrainedRows(data, update)), update, dp_size)
 
 
-def groups_for_log_probs(data):
+def groups_for_log_probs(data) -> List[Group]:
     """stemma.Group objects of a padded DataProto for client.log_probs alone: groups and padding as in groups_from_dataproto, and
     nothing but tokens, so that advantages and reference log-probs need not be there yet. log_probs makes and sends them by itself.
 
@@ -72,7 +73,7 @@ def padded_log_probs(log_probs, data):
     return _padded(log_probs, data, "log_probs")
 
 
-def metrics(result, peak_tflops=None, devices=None):
+def metrics(result, peak_tflops=None, devices=None) -> Dict[str, float]:
     """The result's metrics under verl's names (they have them already), for verl's logger. actor/entropy is there only where
     the update asked for it (entropy_coeff or calculate_entropy): verl's trainer has one of its own, of all tokens.
 
@@ -82,6 +83,8 @@ def metrics(result, peak_tflops=None, devices=None):
     devices     how many devices made the update: one for each worker of the mesh, dp * pp * cp * tp. None: one, and a
                 ValueError where several workers made it, because the result does not say how many
     """
+    if peak_tflops is not None:
+        _check_peak(peak_tflops)
     out = dict(result.metrics)
     if "actor/entropy_loss" not in out:
         out.pop("actor/entropy", None)
@@ -98,6 +101,12 @@ def _devices(devices, metrics_of_result):
                              "are (dp * pp * cp * tp of the server's mesh)")
         return 1
     return _positive("devices", devices)
+
+
+def _check_peak(peak_tflops):
+    is_number = isinstance(peak_tflops, numbers.Real) and not isinstance(peak_tflops, bool)
+    if not is_number or not 0 < peak_tflops < math.inf:
+        raise ValueError(f"peak_tflops is {peak_tflops!r}: pass a number above 0, 10^12 FLOP/s of one device, or None")
 
 
 def _positive(name, value):
@@ -151,10 +160,14 @@ class _Rows:
             raise ValueError("non_tensor_batch lacks uid, by which the responses of a prompt are found")
         if "multi_modal_inputs" in others:
             raise ValueError("non_tensor_batch holds multi_modal_inputs: Stemma trains on text")
-        self._prompts, self._responses = _array(batch["prompts"]), _array(batch["responses"])
+        arrays = {name: _array(batch[name]) for name in ("prompts", "responses", "attention_mask")}
+        _check_shapes(arrays)
+        self._prompts, self._responses = arrays["prompts"], arrays["responses"]
         self.count = len(self._prompts)
         self.uids = [str(uid) for uid in others["uid"]]
-        attention = _array(batch["attention_mask"]).astype(bool)
+        if len(self.uids) != self.count:
+            raise ValueError(f"uid has {len(self.uids)} entries for the {self.count} rows of responses: it must have one for each")
+        attention = arrays["attention_mask"].astype(bool)
         width = self._prompts.shape[1]
         self._prompt_lengths = _lengths(attention[:, :width][:, ::-1], "prompts are not padded on the left")
         self._attention = attention[:, width:]
@@ -177,22 +190,23 @@ class _TrainedRows(_Rows):
                              "come before them: stemma.verl.log_probs)")
         super().__init__(data)
         _check_temperature(data, update)
-        self._mask = _array(batch["response_mask"] if "response_mask" in batch.keys() else self._attention).astype(bool)
+        self._arrays = {name: _array(batch[name]) for name in self._read(batch, update)}
+        _check_shapes({"responses": self._responses, **self._arrays})
+        self._advantages = self._arrays.pop("advantages")
+        self._mask = self._arrays.pop("response_mask", self._attention).astype(bool)
         if (self._mask & ~self._attention).any():
             raise ValueError("response_mask is 1 where attention_mask is 0")
-        self._advantages = _array(batch["advantages"])
-        self._arrays = {name: _array(batch[name]) for name in self._read(batch, update)}
 
     @staticmethod
     def _read(batch, update) -> List[str]:
-        names = []
+        names = ["advantages"]
         if update.loss.loss_mode != "gpg" and "old_log_probs" in batch.keys():
             names.append("old_log_probs")
         if update.loss.kl_loss_coef is not None:
             if "ref_log_prob" not in batch.keys():
                 raise ValueError("use_kl_loss is on, but the batch lacks ref_log_prob")
             names.append("ref_log_prob")
-        return names + (["rollout_is_weights"] if "rollout_is_weights" in batch.keys() else [])
+        return names + [name for name in ("response_mask", "rollout_is_weights") if name in batch.keys()]
 
     def rollout(self, index):
         out, length = super().rollout(index), self._lengths[index]
@@ -214,6 +228,22 @@ def _array(values):
         values = values.detach().cpu()
         values = values.float() if str(values.dtype) in ("torch.bfloat16", "torch.float16") else values
     return numpy.asarray(values)
+
+
+def _check_shapes(arrays):
+    """Refuses arrays of a batch, by name, that numpy would cut or repeat until they fit one another: rows would be trained on
+    numbers that are not theirs."""
+    for name, array in arrays.items():
+        if array.ndim != 2:
+            raise ValueError(f"{name} has shape {array.shape}: it must have two dimensions, [rows, width]")
+    rows, width = arrays["responses"].shape
+    prompt_width = arrays["prompts"].shape[1] if "prompts" in arrays else 0
+    shapes = {"prompts": ((rows, prompt_width), "a row for each of responses"),
+              "attention_mask": ((rows, prompt_width + width), "the columns of prompts, then those of responses")}
+    for name, array in arrays.items():
+        shape, what = shapes.get(name, ((rows, width), "that of responses"))
+        if array.shape != shape:
+            raise ValueError(f"{name} has shape {array.shape}: it must have {shape}, {what}")
 
 
 def _lengths(attention, problem):

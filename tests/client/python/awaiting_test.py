@@ -27,8 +27,6 @@ def forget(_, context):
 def wait_in_task(server, begun, **options):
     """Cancels a task that awaits a future once the server was asked for it; returns how long its thread took to be free."""
     async def run(client):
-        executor = concurrent.futures.ThreadPoolExecutor(max_workers=1)
-        asyncio.get_running_loop().set_default_executor(executor)
         task = asyncio.ensure_future(update(client, wait=False, request_id="r", **options)._wait())
         while not begun.is_set():
             await asyncio.sleep(0.01)
@@ -36,7 +34,8 @@ def wait_in_task(server, begun, **options):
         began = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wrap_future(executor.submit(int))
+        while any(thread.name.startswith(_future._THREAD) for thread in threading.enumerate()):
+            await asyncio.sleep(0.01)
         return time.monotonic() - began
 
     with stemma.Client(server.address, retry_delay_s=0.05, recovery_timeout_s=4 * IDLE_S) as client:
@@ -71,6 +70,32 @@ def test_a_cancelled_task_lets_go_of_its_thread(what, monkeypatch):
         took_s = wait_in_task(server, begun, return_log_probs=True)
         stands.set()
     assert took_s < IDLE_S  # else as long as recovery_timeout_s, and of a server that stands still 40 s
+
+
+def test_what_many_tasks_await_leaves_the_loops_own_threads_to_others(monkeypatch):
+    """However long the answers may take by then."""
+    monkeypatch.setattr(_future, "_ASYNC_ANSWER_S", _future._ASYNC_ANSWER_MAX_S)
+    begun, answer = threading.Event(), threading.Event()
+
+    def stand_still(request, _):
+        begun.set()
+        answer.wait(2 * AWAIT_S)
+        return finished(request.request_id)
+
+    async def run(client):
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(max_workers=4))
+        tasks = [asyncio.ensure_future(update(client, wait=False)) for _ in range(16)]
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        try:
+            await asyncio.wait_for(loop.run_in_executor(None, int), AWAIT_S)
+        finally:
+            answer.set()
+        return [type(result) for result in await asyncio.gather(*tasks)]
+
+    with FakeServer({**ACCEPTED, "GetRequest": stand_still}) as server, stemma.Client(server.address) as client:
+        assert asyncio.run(run(client)) == [stemma.UpdateResult] * 16
 
 
 def test_a_call_that_is_made_after_the_cancel_ends_at_once():

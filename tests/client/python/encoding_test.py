@@ -196,7 +196,7 @@ def test_a_log_prob_above_0_is_refused_where_it_counts(have_numpy, monkeypatch):
 
 
 def checked(fields, is_dict=False):
-    rollout = {"response_tokens": [8, 9], **fields} if is_dict else stemma.Rollout([8, 9], **fields)
+    rollout = {"response_tokens": [8, 9], **fields} if is_dict else stemma.Rollout(**{"tokens": [8, 9], **fields})
     return groups.parts("update", _proto.UpdateHeader(), [stemma.Group("g0", [1], [rollout])], checked=True)
 
 
@@ -211,6 +211,52 @@ def test_a_number_that_float32_does_not_hold_is_refused_as_it_was_given(name, va
     assert str(error.value) == f"groups[0].rollouts[0].{name} has -1e+39 at 1: pass numbers that float32 holds, up to 3.40282e+38"
     checked({name: values, "mask": [1, 0]})  # what stands where the mask is 0 is never read
     checked({name: [0.5, -math.inf]})  # the server says what is wrong with that one
+
+
+class Labelled:
+    """Numbers that are looked up by labels of their own, as those of a pandas Series."""
+
+    ndim = 1
+
+    def __init__(self, values, labels):
+        self._values = dict(zip(labels, values))
+
+    def __array__(self, dtype=None, copy=None):
+        return numpy.array(list(self._values.values()), dtype=dtype)
+
+    def __len__(self):
+        return len(self._values)
+
+    def __getitem__(self, label):
+        return self._values[label]
+
+
+def test_a_number_is_looked_up_by_its_place_and_not_by_a_label_of_its_own():
+    checked({"advantage": Labelled([0.5, math.inf], [10, 11])})
+    checked({"advantage": Labelled([math.inf, 0.5], [1, 0])})
+    with pytest.raises(ValueError, match=r"advantage has -1e\+39 at 1: "):
+        checked({"advantage": Labelled([0.5, -1e39], [1, 0])})
+    checked({"advantage": {8: 0.5, 9: math.inf}.values()})
+
+
+@pytest.mark.parametrize("name", ["tokens", *ARRAYS])
+def test_an_array_with_masked_entries_is_refused_and_one_without_is_taken(name):
+    values = [8, 9] if name == "tokens" else [0.0, 0.0]
+    with pytest.raises(ValueError, match=rf"rollouts\[0\].{name} has masked entries, .*: pass the plain array, and .* `mask`"):
+        checked({name: numpy.ma.array(values, mask=[0, 1])})
+    checked({name: numpy.ma.array(values, mask=[0, 0])})
+
+
+@pytest.mark.parametrize("values", [[True, False], [7, True], [False], numpy.array([True, False])], ids=str)
+def test_truths_are_no_token_ids(values):
+    with pytest.raises(ValueError, match=r"^has (True|False) at \d, a bool: pass a flat list|^holds bool: pass a flat list"):
+        _arrays.pack_int32(values)
+
+
+@pytest.mark.parametrize("values", [numpy.array([1, 0], dtype="c16"), numpy.array([1, 0], dtype="c8"), [1j, 0], [1 + 0j, 0]], ids=str)
+def test_a_complex_number_is_no_bit_of_a_mask(values):
+    with pytest.raises(ValueError, match=r"^has .* at 0: pass a flat list or one-dimensional array of 0 and 1"):
+        _arrays.pack_bits(values)
 
 
 def test_a_number_of_a_dict_that_float32_does_not_hold_is_refused():

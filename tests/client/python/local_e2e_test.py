@@ -166,6 +166,21 @@ def test_an_export_opens_in_transformers(client):
     assert client.export("second", dtype="float64") != path and client.export("third", dtype="fp64").bytes > path.bytes
 
 
+def test_a_proxy_of_the_environment_stands_between_no_processes_of_one_machine(model, monkeypatch):
+    """`stemma local`, its worker, the command line and this client: nobody listens where the proxy would be."""
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with stemma.LocalServer(model, binary=BIN / "stemma", threads=1) as server, stemma.Client(server.address) as client:
+        client.update_actor(some_groups(), loss=stemma.grpo(), adam=stemma.adamw(1e-2), old="on_policy")
+        status = subprocess.run([BIN / "stemma", "status", "--server", server.address], capture_output=True, text=True, timeout=60)
+        assert status.returncode == 0, status.stderr
+        away = subprocess.run([BIN / "stemma", "status", "--server", "192.0.2.1:7070", "--connect-timeout", "0.5"],
+                              capture_output=True, text=True, timeout=60)
+    assert "Where grpc_proxy, https_proxy or http_proxy is set, the connection goes through that proxy" in away.stderr
+
+
 def test_a_server_that_cannot_start_says_why(tmp_path):
     with pytest.raises(stemma.StemmaError, match="exit code 2"):
         stemma.LocalServer(tmp_path / "no-model", binary=BIN / "stemma")
@@ -184,6 +199,35 @@ with stemma.LocalServer(sys.argv[1], binary=sys.argv[2], threads=1) as server:
         print(client.model()["state"], server.log.exists(), server.data.exists())
 print(server.process.returncode, server.log.exists())
 """
+
+
+@pytest.mark.parametrize("options, says", [
+    ({"drain_timeout_s": "20"}, "drain_timeout_s is '20': pass a whole number from 0 on"),
+    ({"drain_timeout_s": None}, "drain_timeout_s is None: pass a whole number"), ({"drain_timeout_s": -1}, "drain_timeout_s is -1"),
+    ({"start_timeout_s": None}, "start_timeout_s is None: pass seconds"), ({"start_timeout_s": math.nan}, "start_timeout_s is nan")])
+def test_a_timeout_that_is_none_is_refused_before_anything_is_started(options, says, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with pytest.raises(ValueError, match=f"^{says}"):
+        stemma.LocalServer("no-model", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_starts_removes_no_folder_of_one_that_runs(model):
+    """`stemma local` removes what killed runs left, once it is a minute old."""
+    with stemma.LocalServer(model, binary=BIN / "stemma", threads=1) as first, stemma.Client(first.address) as client:
+        os.utime(first.data.parent, (0, 0))
+        with stemma.LocalServer(model, binary=BIN / "stemma", threads=1):
+            assert first.log.exists() and first.data.exists()
+        assert client.update_actor(some_groups(), loss=stemma.grpo(), adam=stemma.adamw(1e-2), old="on_policy").steps
+    assert not first.data.parent.exists()
+
+
+def test_a_script_that_changes_its_directory_finds_data_and_log(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with stemma.LocalServer(model, binary=BIN / "stemma", threads=1, data="data", log="log.txt") as server:
+        monkeypatch.chdir("/")
+        assert (server.data, server.log) == (tmp_path / "data", tmp_path / "log.txt") and server.log.read_text()
 
 
 def test_a_forked_process_ends_without_the_server(model):

@@ -4,6 +4,7 @@ import math
 import pickle
 import threading
 import time
+import types
 
 import grpc
 import pytest
@@ -61,6 +62,44 @@ def test_a_timeout_of_centuries_is_not_over_at_once(timeout_s):
     handlers = {**ACCEPTED, "GetRequest": lambda request, _: finished(request.request_id), "ReadResults": results_stream}
     with FakeServer(handlers) as server, stemma.Client(server.address) as client:
         assert update(client, return_log_probs=True, timeout_s=timeout_s).log_probs
+
+
+def test_a_timeout_holds_for_the_first_connection():
+    begin = time.monotonic()
+    with stemma.Client("127.0.0.1:1", connect_timeout_s=60) as client:
+        with pytest.raises(TimeoutError, match="no answer in 0.1 s to a question for .*no Stemma server answers at 127.0.0.1:1 "):
+            client.info(timeout_s=0.1)
+        with pytest.raises(TimeoutError, match="was not taken in 0.1 s"):
+            update(client, timeout_s=0.1)
+    assert time.monotonic() - begin < 30
+
+
+def test_threads_that_look_for_a_server_at_once_give_up_at_once():
+    took_s = []
+
+    def look(client):
+        begin = time.monotonic()
+        with pytest.raises(stemma.StemmaError, match="no Stemma server answers"):
+            client.info()
+        took_s.append(time.monotonic() - begin)
+
+    with stemma.Client("127.0.0.1:1", connect_timeout_s=2) as client:
+        threads = [threading.Thread(target=look, args=(client,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(took_s) == 8 and max(took_s) < 8  # one after the other: 16
+
+
+@pytest.mark.parametrize("handlers", [ACCEPTED, {"UpdateActor": unavailable("RECOVERING")},
+                                      {**ACCEPTED, "GetRequest": unavailable("RECOVERING")}])
+def test_a_timeout_says_which_request_it_is_about(handlers):
+    handlers = {"GetRequest": lambda *_: preparing("r"), **handlers}
+    with FakeServer(handlers) as server, stemma.Client(server.address) as client:
+        with pytest.raises(TimeoutError) as error:
+            update(client, timeout_s=0.1, request_id="r")
+    assert error.value.request_id == "r"
 
 
 @pytest.mark.parametrize("timeout_s", [-1, math.nan, "5", True])
@@ -242,14 +281,6 @@ def test_what_a_stopping_server_said_is_the_error_where_no_next_one_comes():
     assert len(asked) == 4
 
 
-def test_a_recorder_that_cannot_write_hides_no_accepted_request(tmp_path):
-    recorder = stemma.trace.TraceWriter(tmp_path / "trace.jsonl")
-    recorder.close()
-    with FakeServer(ACCEPTED) as server, stemma.Client(server.address, recorder=recorder) as client:
-        with pytest.warns(RuntimeWarning, match="request r was accepted, and the recorder could not write it"):
-            assert update(client, wait=False, request_id="r").request_id == "r"
-
-
 @pytest.mark.parametrize("method,call", [("DeleteCheckpoint", lambda c: c.delete_checkpoint("one")),
                                          ("DeleteExport", lambda c: c.delete_export("one"))])
 def test_a_delete_whose_answer_was_lost_has_deleted(method, call):
@@ -321,6 +352,36 @@ def test_closing_a_client_ends_what_waits_for_a_server_and_what_a_server_works_o
             assert not thread.is_alive()
         answer.set()
     assert "this client of 127.0.0.1:1 is closed" in ended[0] and "was closed while the call ran" in ended[1] and not aloud
+
+
+def test_closing_a_client_lets_another_thread_stop_to_look_for_a_server_first():
+    """gRPC's own thread, which looks, would fail aloud."""
+    client, happened, looks = stemma.Client("127.0.0.1:1"), [], threading.Event()
+    connection = client._connection
+
+    def look(_):
+        looks.set()
+        while not connection._closed:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        happened.append("stopped")
+
+    connection._is_ready_within = look
+    connection.channel = types.SimpleNamespace(close=lambda: happened.append("closed"))
+    thread = threading.Thread(target=lambda: pytest.raises(ValueError, client.model))
+    thread.start()
+    assert looks.wait(30)
+    client.close()
+    thread.join(30)
+    assert happened == ["stopped", "closed"]
+
+
+def test_a_signals_handler_may_close_the_client_that_it_interrupts():
+    client, closed = stemma.Client("127.0.0.1:1"), threading.Event()
+    client._connection._is_ready_within = lambda _: client.close()
+    thread = threading.Thread(target=lambda: pytest.raises(ValueError, client.model) and closed.set(), daemon=True)
+    thread.start()
+    assert closed.wait(30)
 
 
 def test_a_client_is_made_in_each_process():
