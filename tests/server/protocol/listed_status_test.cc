@@ -1,24 +1,11 @@
 // What a list of requests tells of one: its status without what grows in its result, at a cost that does not grow.
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <string>
 #include <utility>
 
 #include "gtest/gtest.h"
 #include "server/protocol/request_table.h"
-
-namespace {
-thread_local int64_t allocations = 0;
-}  // namespace
-
-void* operator new(size_t bytes) {
-  ++allocations;
-  if (void* memory = std::malloc(bytes)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+#include "tests/testing/counted_allocations.h"
 
 namespace stemma::server {
 namespace {
@@ -76,9 +63,7 @@ v1::RequestStatus Stripped(v1::RequestStatus status) {
 }
 
 int64_t AllocationsOfAListWith(const v1::RequestStatus& status) {
-  const int64_t before = allocations;
-  const v1::RequestStatus listed = ListedStatus(status);
-  return allocations - before;
+  return testing::AllocationsOf([&] { ListedStatus(status); }).count;
 }
 
 TEST(ListedStatusTest, IsTheStatusWithoutWhatGrowsInItsResult) {
