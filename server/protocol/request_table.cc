@@ -68,8 +68,8 @@ void RequestTable::RestoreExpired(const std::string& id) {
 void RequestTable::Finalize(UpdateRecord& record) {
   CHECK(!record.final()) << record.id;
   record.ended = true;
-  record.request.reset();
   record.plan = RequestPlan();
+  record.request.reset();  // last: what is freed before goes back to the system with a large one
   --open_count_;
   open_bytes_ -= record.bytes;
   for (const auto& result : record.results) record.result_bytes += result->ByteSizeLong();
