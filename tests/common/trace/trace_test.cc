@@ -219,7 +219,8 @@ TEST_F(TraceFileTest, RequestsThatArePassedOverAreFoundAgain) {
     reader->GoTo(places[index]);
     const auto line = reader->Next();
     ASSERT_THAT(line, IsOk()) << index;
-    EXPECT_EQ((*line)->line, (std::vector<int64_t>{2, 3, 6, 7})[index]);
+    EXPECT_EQ(places[index].line, (std::vector<int64_t>{2, 3, 6, 7})[index]);
+    EXPECT_EQ((*line)->line, places[index].line);
     EXPECT_EQ((*line)->request.header.request().request_id(), prefix + std::to_string((*line)->line));
   }
   reader->GoTo(places[1]);
