@@ -97,12 +97,33 @@ absl::StatusOr<bool> TraceReader::NextLine(std::string& text) {
   return ended || bytes > 0;
 }
 
-absl::StatusOr<std::optional<TraceLine>> TraceReader::Next() {
-  std::string text;
+absl::StatusOr<std::optional<TracePlace>> TraceReader::NextRequest(std::string& text) {
+  TracePlace place;
   do {
+    place = {.line = line_ + 1, .offset = offset()};
     ASSIGN_OR_RETURN(const bool has_line, NextLine(text));
     if (!has_line) return std::nullopt;
   } while (text.find_first_not_of(" \t\r") == std::string::npos);
+  return place;
+}
+
+absl::StatusOr<std::optional<TracePlace>> TraceReader::PassOver() {
+  std::string text;
+  return NextRequest(text);
+}
+
+void TraceReader::GoTo(const TracePlace& place) {
+  line_ = place.line - 1;
+  if (offset() == place.offset) return;
+  buffer_.clear();
+  next_ = 0;
+  offset_ = place.offset;
+}
+
+absl::StatusOr<std::optional<TraceLine>> TraceReader::Next() {
+  std::string text;
+  ASSIGN_OR_RETURN(const std::optional<TracePlace> place, NextRequest(text));
+  if (!place) return std::nullopt;
   absl::StatusOr<TraceRequest> request = ParseTraceRequest(text);
   if (!request.ok()) return Error(std::string(request.status().message()));
   v1::RequestHeader& header = *request->header.mutable_request();

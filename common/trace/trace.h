@@ -25,6 +25,12 @@ struct TraceLine {
   TraceRequest request;
 };
 
+// Where a request lies in a file.
+struct TracePlace {
+  int64_t line = 0;     // from 1
+  uint64_t offset = 0;  // of the line's first byte
+};
+
 class TraceReader {
  public:
   // Reads the file once for its digest, then checks the first line. Regular files only: the digest comes before the
@@ -35,12 +41,19 @@ class TraceReader {
   // gives the same ids. Blank lines are passed over. After an error the next call reads the next line; after one of the
   // disk there is none.
   absl::StatusOr<std::optional<TraceLine>> Next();
+  // Passes over the next request without parsing it, and returns where it lies; nothing at the end. Errors as of Next,
+  // but for what the line says.
+  absl::StatusOr<std::optional<TracePlace>> PassOver();
+  // Makes the request there, of this file, the next one.
+  void GoTo(const TracePlace& place);
 
   const std::string& digest() const { return digest_; }  // SHA-256 of the file, hexadecimal
 
  private:
   TraceReader(std::string path, std::string digest, RegularFile file, size_t line_bytes_max);
+  absl::StatusOr<std::optional<TracePlace>> NextRequest(std::string& text);
   absl::StatusOr<bool> NextLine(std::string& text);
+  uint64_t offset() const { return offset_ - (buffer_.size() - next_); }  // of what comes next
   absl::Status FillBuffer();
   absl::Status Error(const std::string& message) const;
 

@@ -12,8 +12,10 @@ LoggedReason ReasonOf(Answering state, absl::Duration silent) {
   const std::string time = absl::FormatDuration(absl::Trunc(silent, absl::Seconds(1)));
   switch (state) {
     case Answering::kLate:
-      return {LogLevel::kError, absl::StrCat("the server has decided nothing for ", time,
-                                             ": it is not ready; does the disk of --data hang?")};
+      return {LogLevel::kError,
+              absl::StrCat("the server has decided nothing for ", time,
+                           ": it is not ready; does the disk of --data hang? It also decides nothing while a "
+                           "large journal is compacted")};
     case Answering::kHangs:
       return {LogLevel::kError, absl::StrCat("the server has decided nothing for ", time,
                                              ": it is not alive; look at the disk of --data, then start it again")};

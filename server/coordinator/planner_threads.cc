@@ -12,7 +12,7 @@ namespace stemma::server {
 
 PlannerThreads::PlannerThreads(PlanFunction plan, const Storage* storage, Done done)
     : plan_(std::move(plan)), storage_(storage), done_(std::move(done)) {
-  for (Lane& lane : lanes_) lane.thread.emplace("planning and keeping a request", [this, &lane] { Run(lane); });
+  for (Lane& lane : lanes_) lane.thread.emplace(kPlanningRequest, [this, &lane] { Run(lane); });
 }
 
 void PlannerThreads::Add(PlanAction plan) {
@@ -66,7 +66,7 @@ bool PlannerThreads::Next(Lane& lane, Job& job) {
 void PlannerThreads::Run(Lane& lane) {
   Job job;
   while (Next(lane, job)) {
-    Event done = std::visit([&](const auto& work) { return Do(work, *job.stopped); }, job.work);
+    Event done = std::visit([&](const auto& work) { return Do(work, *job.stopped, *lane.thread); }, job.work);
     {
       MutexLock lock(&mutex_);
       lane.busy = false;
@@ -78,9 +78,11 @@ void PlannerThreads::Run(Lane& lane) {
 }
 
 // A plan that was stopped in vain, or too late, has its file too: who hears of it removes that.
-Event PlannerThreads::Do(const PlanAction& action, const std::atomic<bool>& stopped) const {
+Event PlannerThreads::Do(const PlanAction& action, const std::atomic<bool>& stopped, WatchedThread& thread) const {
+  thread.Doing(kPlanningRequest);
   PlannedEvent event = {.id = action.id, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(Plan(action, stopped))};
   if (!action.writes_rows || !event.plan->ok() || storage_ == nullptr || stopped) return event;
+  thread.Doing("keeping a request");
   if (absl::Status kept = Keep(action, event); !kept.ok()) *event.plan = std::move(kept);
   return event;
 }
@@ -92,8 +94,9 @@ absl::Status PlannerThreads::Keep(const PlanAction& action, PlannedEvent& event)
   return absl::OkStatus();
 }
 
-Event PlannerThreads::Do(const LoadAction& action, const std::atomic<bool>&) const {
+Event PlannerThreads::Do(const LoadAction& action, const std::atomic<bool>&, WatchedThread& thread) const {
   CHECK(storage_ != nullptr);
+  thread.Doing("reading a request back");
   return LoadedEvent{.id = action.id,
                      .loaded = std::make_shared<absl::StatusOr<LoadedRequest>>(storage_->Load(action.file))};
 }

@@ -1,6 +1,6 @@
 // PlannerThreads: makes plans beside the coordinator, one at a time in each of two lanes: validate_only never holds up
-// work. A plan that is stopped ends within one cluster of the planner's search. Keeps requests with their plans, and
-// reads them back, where there is a storage: gigabytes never stop the coordinator.
+// work. A plan that is stopped ends within one way of a cluster of the planner's search. Keeps requests with their
+// plans, and reads them back, where there is a storage: gigabytes never stop the coordinator.
 //
 // Thread safety: safe. Nothing blocks but StopBy and Stop.
 // Invariants:
@@ -26,6 +26,8 @@
 #include "server/protocol/events.h"
 
 namespace stemma::server {
+
+inline constexpr char kPlanningRequest[] = "planning a request";  // the only thing that waits for no disk
 
 class PlannerThreads {
  public:
@@ -58,8 +60,9 @@ class PlannerThreads {
 
   void Run(Lane& lane);
   bool Next(Lane& lane, Job& job);  // false: stopped
-  Event Do(const PlanAction& action, const std::atomic<bool>& stopped) const;
-  Event Do(const LoadAction& action, const std::atomic<bool>& stopped) const;
+  // They tell the thread what it does.
+  Event Do(const PlanAction& action, const std::atomic<bool>& stopped, WatchedThread& thread) const;
+  Event Do(const LoadAction& action, const std::atomic<bool>& stopped, WatchedThread& thread) const;
   absl::Status Keep(const PlanAction& action, PlannedEvent& event) const;
   absl::StatusOr<RequestPlan> Plan(const PlanAction& action, const std::atomic<bool>& stopped) const;
 

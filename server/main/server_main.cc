@@ -28,6 +28,7 @@
 #include "common/base/status_macros.h"
 #include "common/base/stop_times.h"
 #include "glog/logging.h"
+#include "server/coordinator/planner_threads.h"
 #include "server/main/rank_meshes.h"
 #include "server/main/server_options.h"
 #include "server/main/simulate.h"
@@ -135,10 +136,11 @@ void EndAtNextSignal(const sigset_t& signals) {
   }).detach();
 }
 
-// Ends the process though the disk has not ended something: what was answered is durable, and the next start sees to
-// the rest.
-[[noreturn]] void LeaveDisk(const std::string& what, bool drained) {
-  LOG(WARNING) << "stopped, though the disk of --data has not ended " << what << ": the next start sees to it";
+// Ends the process though something has not ended, on the disk unless it is a plan: what was answered is durable, and
+// the next start sees to the rest.
+[[noreturn]] void LeaveUnended(const std::string& what, bool drained) {
+  LOG(WARNING) << "stopped, though " << (what == kPlanningRequest ? "the server" : "the disk of --data")
+               << " has not ended " << what << ": the next start sees to it";
   google::FlushLogFiles(google::INFO);
   _exit(drained ? 0 : kFaultExit);
 }
@@ -164,7 +166,7 @@ absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
   if (ready_file) ready_file->Remove();
   EndAtNextSignal(signals);
   const bool drained = server->Drain(options.drain_within);
-  if (const std::string what = server->Stop(kDiskWithin); !what.empty()) LeaveDisk(what, drained);
+  if (const std::string what = server->Stop(kDiskWithin); !what.empty()) LeaveUnended(what, drained);
   LOG(INFO) << "stopped";
   return absl::OkStatus();
 }

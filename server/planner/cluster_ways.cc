@@ -258,6 +258,7 @@ ClusterWays::Candidates ClusterWays::CandidatesThatMayFit(Candidate& fastest) {
 std::optional<MemoryChoice> ClusterWays::Fastest() {
   // The first keeps most: no work is made twice. Copies may make it slower than another.
   std::optional<Evaluated> best;
+  if (options_.stopped()) return std::nullopt;
   if (const std::optional<RankCut> cut = Fit(0)) {
     if (cut->num_waves() == NumWaves(cuts_.fewest()) && !prefixes_[0].way.offload) {
       MemoryChoice choice = Choice(0, *cut);
@@ -270,6 +271,7 @@ std::optional<MemoryChoice> ClusterWays::Fastest() {
   Candidates candidates = CandidatesThatMayFit(fastest);
   std::make_heap(candidates.begin(), candidates.end(), std::greater<>());
   while (!candidates.empty()) {
+    if (options_.stopped()) return std::nullopt;
     const Candidate next = candidates.front();
     if (best && next.seconds >= best->seconds) break;  // in the waves that fit it is no faster
     std::pop_heap(candidates.begin(), candidates.end(), std::greater<>());

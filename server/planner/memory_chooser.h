@@ -22,7 +22,8 @@ class MemoryChooser {
 
   const MemoryOptions& options() const { return options_; }
 
-  // Cuts rollouts by rows where context-parallel ranks are faster so, or nothing else fits. Null: nothing fits.
+  // Cuts rollouts by rows where context-parallel ranks are faster so, or nothing else fits. Null: nothing fits, or
+  // planning was stopped.
   std::shared_ptr<const MemoryChoice> Choose(const ClusterShape& cluster);
 
   // How much was looked at, for tests: speed is not tested by seconds.

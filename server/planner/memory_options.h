@@ -46,7 +46,7 @@ struct MemoryOptions {
   v1::Offload offload = v1::OFFLOAD_UNSPECIFIED;
   v1::PrefixKv prefix_kv = v1::PREFIX_KV_UNSPECIFIED;  // of context-parallel ranks; groups that are split are held
 
-  StopCheck stop;  // asked before each cluster
+  StopCheck stop;  // asked before each cluster, and before each way of one
   bool stopped() const { return stop && stop(); }
   std::span<const ByteShape> all_stages() const {
     return stages.empty() ? std::span<const ByteShape>(&shape, 1) : std::span<const ByteShape>(stages);

@@ -23,7 +23,6 @@ void AddGroup(const PackingGroup& group, bool reuse, ClusterShape& cluster) {
   cluster.split = group.split;
   if (shares) cluster.prefix_rows.push_back(group.prefix_rows);
   const int64_t prefix = shares ? static_cast<int64_t>(cluster.prefix_rows.size()) - 1 : 0;
-  cluster.members.reserve(cluster.members.size() + group.members.size());
   for (const PackingMember& member : group.members) {
     cluster.members.push_back(
         {.rows = member.rows, .prefix_rows = group.prefix_rows, .dense = !shares, .prefix = prefix});
@@ -32,6 +31,9 @@ void AddGroup(const PackingGroup& group, bool reuse, ClusterShape& cluster) {
 
 ClusterShape ShapeOf(Groups groups) {
   ClusterShape cluster;
+  size_t members = 0;
+  for (const PackingGroup& group : groups) members += group.members.size();
+  cluster.members.reserve(members);
   for (const PackingGroup& group : groups) AddGroup(group, group.reuse, cluster);
   return cluster;
 }
@@ -97,8 +99,9 @@ class Cutter {
   explicit Cutter(MemoryChooser& chooser) : chooser_(chooser), options_(chooser.options()) {}
 
   absl::StatusOr<Cut> Solve(Groups groups) const {
-    if (options_.stopped()) return absl::CancelledError("planning was stopped");
+    RETURN_IF_ERROR(CheckGoesOn());
     const std::shared_ptr<const MemoryChoice> together = chooser_.Choose(ShapeOf(groups));
+    RETURN_IF_ERROR(CheckGoesOn());  // whether it fits was not found out, else
     if (groups.size() == 1 && together == nullptr) {
       return GroupTooLarge(options_, groups[0], ChooseMemory(options_, ShapeOf(groups)));
     }
@@ -110,6 +113,10 @@ class Cutter {
   }
 
  private:
+  absl::Status CheckGoesOn() const {
+    return options_.stopped() ? absl::CancelledError("planning was stopped") : absl::OkStatus();
+  }
+
   absl::StatusOr<Cut> SolveHalves(Groups groups) const {
     ASSIGN_OR_RETURN(Cut left, Solve(groups.first(groups.size() / 2)));
     ASSIGN_OR_RETURN(Cut right, Solve(groups.subspan(groups.size() / 2)));

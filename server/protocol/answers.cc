@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
-#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -197,15 +196,7 @@ v1::ServerInfo ServerInfoOf(const CoordinatorParts& parts) {
 
 v1::ListRequestsResponse ListOf(Jobs& jobs) {
   v1::ListRequestsResponse response;
-  for (const UpdateRecord* record : jobs.table().InOrder()) {
-    v1::RequestStatus& status = *response.add_requests();
-    status = jobs.StatusOf(*record);
-    if (!status.has_result()) continue;
-    v1::UpdateResult stripped;
-    stripped.set_lineage(status.lineage());
-    *stripped.mutable_metrics() = status.result().metrics();
-    *status.mutable_result() = std::move(stripped);
-  }
+  for (const UpdateRecord* record : jobs.table().InOrder()) *response.add_requests() = jobs.ListedStatusOf(*record);
   return response;
 }
 

@@ -1,12 +1,16 @@
 #include "server/protocol/history.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "common/base/free_bytes.h"
 #include "glog/logging.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/wire_format_lite.h"
 
 namespace stemma::server {
 namespace {
@@ -28,6 +32,25 @@ constexpr uint64_t kSnapshotFrameBytes = 16;  // at most: of the row around the 
 std::string BodyOf(const JournalRow& row) {
   std::string body = row.SerializeAsString();
   CHECK(!body.empty()) << "a row of " << row.ByteSizeLong() << " bytes cannot be written";
+  return body;
+}
+
+// Returns the body of a row that holds the state, as BodyOf would for a copy of it. `state_bytes` is what its
+// ByteSizeLong said last: the state may be large, and all decisions wait meanwhile, so it is neither copied nor
+// measured again.
+std::string SnapshotBody(const JournalState& state, uint64_t state_bytes) {
+  using google::protobuf::internal::WireFormatLite;
+  using google::protobuf::io::CodedOutputStream;
+  const uint32_t tag =
+      WireFormatLite::MakeTag(JournalRow::kSnapshotFieldNumber, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+  const auto bytes = static_cast<uint32_t>(state_bytes);
+  CHECK_LE(state_bytes, static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) << "cannot be written";
+  std::string body(CodedOutputStream::VarintSize32(tag) + CodedOutputStream::VarintSize32(bytes) + state_bytes, '\0');
+  auto* at = reinterpret_cast<uint8_t*>(body.data());
+  at = CodedOutputStream::WriteTagToArray(tag, at);
+  at = CodedOutputStream::WriteVarint32ToArray(bytes, at);
+  at = state.SerializeWithCachedSizesToArray(at);
+  CHECK(at == reinterpret_cast<uint8_t*>(body.data()) + body.size());
   return body;
 }
 
@@ -188,17 +211,16 @@ void History::RemoveUnneededSpool() {
 void History::AddSnapshotWhenDue() {
   if (bytes_since_snapshot_ < std::max(options_.snapshot_after_bytes, snapshot_bytes_)) return;
   bytes_since_snapshot_ = 0;
-  snapshot_bytes_ = state_.ByteSizeLong() + kSnapshotFrameBytes;
+  const uint64_t state_bytes = state_.ByteSizeLong();
+  snapshot_bytes_ = state_bytes + kSnapshotFrameBytes;
   if (snapshot_bytes_ > options_.snapshot_bytes_max) return WarnOfSize();
   const uint64_t needed_bytes = 2 * snapshot_bytes_ + kReservedForRowsBytes;
   const std::optional<uint64_t> free_bytes = out_->FreeBytes();
   if (free_bytes && *free_bytes < needed_bytes) return WarnOfRoom(*free_bytes, needed_bytes);
   warned_of_room_ = false;
-  JournalRow row;
-  *row.mutable_snapshot() = state_;
-  std::string body = BodyOf(row);
+  std::string body = SnapshotBody(state_, state_bytes);
   out_->Add(JournalAction{
-      .n = ++last_row_, .body = std::move(body), .kind = row.row_case(), .settles = true, .replaces = true});
+      .n = ++last_row_, .body = std::move(body), .kind = JournalRow::kSnapshot, .settles = true, .replaces = true});
 }
 
 void History::WarnOfSize() {

@@ -176,8 +176,7 @@ absl::Status Jobs::FailureOf(const UpdateRecord& record) const {
   return record.lost_step ? lineage_->RolledBackError(record) : record.failure;
 }
 
-v1::RequestStatus Jobs::StatusOf(const UpdateRecord& record) const {
-  v1::RequestStatus status = record.status;
+v1::RequestStatus Jobs::AsOfNow(const UpdateRecord& record, v1::RequestStatus status) const {
   if (record.lost_step) {
     status.set_state(v1::ROLLED_BACK);
     *status.mutable_failure() = ToFailure(lineage_->RolledBackError(record));

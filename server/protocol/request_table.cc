@@ -7,6 +7,24 @@
 
 namespace stemma::server {
 
+v1::RequestStatus ListedStatus(const v1::RequestStatus& status) {
+  v1::RequestStatus listed;
+  listed.set_request_id(status.request_id());
+  listed.set_state(status.state());
+  listed.set_steps_applied(status.steps_applied());
+  listed.set_steps_total(status.steps_total());
+  listed.set_replayed(status.replayed());
+  listed.set_queue_position(status.queue_position());
+  listed.set_lineage(status.lineage());
+  if (status.has_plan()) *listed.mutable_plan() = status.plan();
+  if (status.has_failure()) *listed.mutable_failure() = status.failure();
+  if (status.has_result()) {
+    listed.mutable_result()->set_lineage(status.lineage());
+    *listed.mutable_result()->mutable_metrics() = status.result().metrics();
+  }
+  return listed;
+}
+
 UpdateRecord* RequestTable::Find(const std::string& id) {
   const auto it = sequence_of_.find(id);
   return it == sequence_of_.end() ? nullptr : &records_.at(it->second);
@@ -50,8 +68,8 @@ void RequestTable::RestoreExpired(const std::string& id) {
 void RequestTable::Finalize(UpdateRecord& record) {
   CHECK(!record.final()) << record.id;
   record.ended = true;
-  record.request.reset();
   record.plan = RequestPlan();
+  record.request.reset();  // last: what is freed before goes back to the system with a large one
   --open_count_;
   open_bytes_ -= record.bytes;
   for (const auto& result : record.results) record.result_bytes += result->ByteSizeLong();

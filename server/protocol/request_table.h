@@ -58,6 +58,10 @@ struct UpdateRecord {
   bool computes_again() const { return k < static_cast<uint32_t>(result.steps_size()); }
 };
 
+// Copies a status as a list of requests tells it: without the steps, the plan and the other parts of a result that grow
+// with the request.
+v1::RequestStatus ListedStatus(const v1::RequestStatus& status);
+
 class RequestTable {
  public:
   explicit RequestTable(uint64_t requests_kept, uint64_t result_bytes_max = kResultBytesMax)

@@ -18,6 +18,20 @@ namespace {
 // From so many bytes on, what was dropped goes back to the system at once.
 constexpr uint64_t kDroppedBytes = 1 << 20;
 
+// A request that is smaller is soon followed by one that takes its memory.
+constexpr uint64_t kLargeRequestBytes = 16 << 20;
+
+// Returns the request; when nobody holds a large one any more, its memory goes back to the system. It lies all over the
+// heap, which would keep it until the next one.
+std::shared_ptr<const TrainingRequest> GivenBackOnceDropped(std::shared_ptr<const TrainingRequest> request) {
+  if (request->bytes < kLargeRequestBytes) return request;
+  const TrainingRequest* const held = request.get();
+  return {held, [request = std::move(request)](const TrainingRequest*) mutable {
+            request.reset();
+            malloc_trim(0);
+          }};
+}
+
 }  // namespace
 
 RequestReader::RequestReader(TrainingRequest::Kind kind, const RequestRules& rules, Hooks hooks)
@@ -53,7 +67,7 @@ void RequestReader::OnReadDone(bool ok) {
   auto request = builder_.Finish();
   share_.Release();  // from here on the request counts as work in flight
   if (!request.ok()) return End(request.status());
-  if (!ended_.exchange(true)) hooks_.submit(*std::move(request));
+  if (!ended_.exchange(true)) hooks_.submit(GivenBackOnceDropped(*std::move(request)));
 }
 
 absl::StatusOr<v1::GroupPart> RequestReader::Decode() {

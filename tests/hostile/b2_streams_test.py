@@ -210,3 +210,15 @@ def test_compressed_messages_are_refused_before_they_are_unpacked(cluster, algor
     assert refused.code == grpc.StatusCode.UNIMPLEMENTED, refused
     assert memory_mib(cluster) - before < 100
     serves(cluster)
+
+
+def test_the_memory_of_a_request_goes_back_once_it_is_done():
+    with Cluster(fake=True, config=SMALL) as cluster:
+        serves(cluster)
+        before = memory_mib(cluster, "VmRSS")
+        groups = [large(24, f"g{index}") for index in range(2)]
+        end = _proto.GroupPart()
+        end.end.num_groups, end.end.num_rollouts = len(groups), sum(len(part.group.rollouts) for part in groups)
+        assert cluster.stub.UpdateActor(iter([header_part(), *groups, end]), timeout=60).steps_applied == 1
+        assert memory_mib(cluster) - before > 40, "control"
+        wait_for(lambda: memory_mib(cluster, "VmRSS") - before < 16, "the memory to go back")

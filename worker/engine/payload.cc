@@ -1,6 +1,9 @@
 #include "worker/engine/payload.h"
 
+#include <malloc.h>
+
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +11,9 @@
 
 namespace stemma::worker {
 namespace {
+
+// Below, the next request's payload soon takes the memory again.
+constexpr uint64_t kLargePayloadBytes = 16 << 20;
 
 absl::Status Refuse(uint32_t index, const v1::PromptGroup& group, const std::string& why) {
   return absl::InvalidArgumentError(absl::StrCat("payload: group ", index, ", ", group.uid(), ", ", why));
@@ -48,6 +54,7 @@ absl::Status AddChunk(Payload& payload, internal::v1::PayloadChunk& chunk) {
     return absl::InvalidArgumentError(absl::StrCat("payload ", chunk.id(), ": ", chunk.groups_size(), " groups with ",
                                                    chunk.group_indices_size(), " indices"));
   }
+  payload.bytes += chunk.ByteSizeLong();
   for (int i = 0; i < chunk.groups_size(); ++i) {
     RETURN_IF_ERROR(Append(payload, chunk.group_indices(i), std::move(*chunk.mutable_groups(i))));
   }
@@ -71,6 +78,14 @@ absl::Status PayloadStore::Add(internal::v1::PayloadChunk chunk) {
   payload = Payload();
   payload.refused = true;
   return status;
+}
+
+void PayloadStore::Drop(const std::string& id) {
+  const auto it = payloads_.find(id);
+  if (it == payloads_.end()) return;
+  const bool is_large = it->second.bytes >= kLargePayloadBytes;
+  payloads_.erase(it);
+  if (is_large) malloc_trim(0);
 }
 
 Payload* PayloadStore::FindComplete(const std::string& id) {

@@ -22,6 +22,7 @@ struct Payload {
   // By index in the request, up to the last one that this rank has; another rank's groups are empty: no tokens, no
   // rollouts.
   std::vector<v1::PromptGroup> groups;
+  uint64_t bytes = 0;  // of the chunks as messages
   bool complete = false;
   bool refused = false;                                  // a chunk was: what follows is, until the payload is dropped
   std::vector<GroupShape> shapes;                        // once complete
@@ -37,7 +38,8 @@ class PayloadStore {
   // Chunks of one id in order, group indices ascending; a group without prompt_tokens continues the last one, under its
   // index and uid. Errors: InvalidArgument; the id is then never complete.
   absl::Status Add(internal::v1::PayloadChunk chunk);
-  void Drop(const std::string& id) { payloads_.erase(id); }
+  // Gives the memory of a large one back to the system: it lies all over the heap, which would keep it.
+  void Drop(const std::string& id);
   Payload* FindComplete(const std::string& id);  // null: unknown, or chunks are missing
 
  private:

@@ -78,12 +78,13 @@ absl::Status PrintRequest(Connection& connection, const LogprobOptions& options,
 
 absl::Status RunLogprob(const LogprobOptions& options) {
   ASSIGN_OR_RETURN(TraceFile trace, TraceFile::Open(options.trace));
+  ASSIGN_OR_RETURN(const int64_t begin, trace.IndexOfLine(options.line));
+  const int64_t end = options.line != 0 ? begin + 1 : trace.num_requests();
+  RETURN_IF_ERROR(trace.Check(begin, end));
   ASSIGN_OR_RETURN(const auto connection, Connection::Open(options.server));
   CatchInterrupts();
   RecordWriter writer(options.output, Columns(), std::cout);
   Progress progress(trace.num_requests(), StderrIsTerminal() && options.line == 0);
-  ASSIGN_OR_RETURN(const int64_t begin, trace.IndexOfLine(options.line));
-  const int64_t end = options.line != 0 ? begin + 1 : trace.num_requests();
   for (int64_t index = begin; index < end; ++index) {
     if (Interrupted()) return PartialError(absl::StrCat("interrupted after ", index - begin, " requests"));
     progress.Show(index, absl::StrCat("line ", trace.LineOf(index)));

@@ -59,6 +59,7 @@ absl::Status RunReplay(ReplayOptions options) {
   }
   ASSIGN_OR_RETURN(auto expected, ReadExpected(options.verify));
   ASSIGN_OR_RETURN(TraceFile trace, TraceFile::Open(options.trace));
+  RETURN_IF_ERROR(trace.Check(0, trace.num_requests()));
   if (options.start > trace.num_requests()) {
     return UsageError(absl::StrCat("--start ", options.start, ": the trace holds ", trace.num_requests(), " requests"));
   }

@@ -87,6 +87,11 @@ class CliReplayTest(unittest.TestCase):
         self.assertIn("line 4", result.stderr)
         self.assertIn("advantge", result.stderr)
         self.assertEqual(self.server.headers, [])
+        all_lines = self.call("logprob", self.trace, code=2)
+        self.assertEqual((all_lines.stdout, all_lines.stderr), ("", result.stderr))
+        for command in ("logprob", "plan"):  # which read no more than they are asked for
+            self.assertEqual(self.call(command, self.trace, "--line", 4, code=2).stderr, result.stderr)
+            self.assertNotEqual(self.call(command, self.trace, "--line", 3).stdout, "")
 
     def test_the_learning_rate_follows_the_curve_of_the_whole_trace(self):
         schedule = ["--lr-schedule", "linear", "--warmup-steps", 1, "--total-steps", 3, "--min-lr-ratio", 0.5]

@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import subprocess
+import tracemalloc
 
 import numpy
 import pytest
@@ -62,6 +63,42 @@ def test_what_json_has_no_number_for_is_base64_and_stemma_reads_it(tmp_path):
     assert again[1].group.rollouts[0].old_log_probs == parts[1].group.rollouts[0].old_log_probs
     stemma_cli = pathlib.Path(os.environ["STEMMA_BUILD_DIR"]) / "bin/stemma"
     subprocess.run([stemma_cli, "trace", "check", tmp_path / "t.jsonl"], check=True, capture_output=True, timeout=60)
+
+
+def random_group(uid, num_prompt, num_rollouts, num_response):
+    random = numpy.random.default_rng(7)
+    return stemma.Group(uid, random.integers(0, 1000, num_prompt, dtype=numpy.int32), [
+        stemma.Rollout(random.integers(0, 1000, num_response, dtype=numpy.int32), advantage=random.random(num_response),
+                       mask=random.integers(0, 2, num_response), old_log_probs=-random.random(num_response)) for _ in range(num_rollouts)])
+
+
+def test_a_large_request_is_written_as_base64_in_little_memory_and_reads_back_the_same(tmp_path):
+    """A million tokens, in groups that come in several messages."""
+    path = tmp_path / "t.jsonl"
+    parts = sent_parts([random_group(f"g{g}", 1000, 10, 10_000) for g in range(10)], message_bytes_max=1 << 20)
+    num_bytes = sum(part.ByteSize() for part in parts)
+    with TraceWriter(path) as writer:
+        tracemalloc.start()
+        writer.write_parts(parts)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert sum(part.HasField("more") for part in parts) > 0 and num_bytes > 12e6 and peak_bytes < 2 * num_bytes
+    [(header, group_list)] = read(path)
+    assert isinstance(group_list[0]["prompt_tokens"], str) and isinstance(group_list[1]["rollouts"][0]["response_mask"], str)
+    again = groups.parts("update", config.fill_message(_proto.UpdateHeader(), header), group_list, message_bytes_max=1 << 20)
+    assert again[1:] == parts[1:]
+    stemma_cli = pathlib.Path(os.environ["STEMMA_BUILD_DIR"]) / "bin/stemma"
+    subprocess.run([stemma_cli, "trace", "check", path], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize("num_prompt, form", [(65_516, list), (65_517, str)])
+def test_a_request_of_up_to_65536_tokens_is_written_as_numbers(tmp_path, num_prompt, form):
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write_parts(sent_parts([random_group("g", num_prompt, 2, 10)]))
+    [(_, [group])] = read(tmp_path / "t.jsonl")
+    arrays = [group["prompt_tokens"], *(rollout[name] for rollout in group["rollouts"]
+                                        for name in ("response_tokens", "response_mask", "token_advantages", "old_log_probs"))]
+    assert {type(array) for array in arrays} == {form}
 
 
 def test_a_group_in_several_messages_is_one_group_in_the_trace(tmp_path):

@@ -201,6 +201,33 @@ TEST_F(TraceFileTest, LinesAcrossPiecesAreWhole) {
   }
 }
 
+// In any order, across pieces of 1 MiB and behind blank lines; what is passed over is not parsed.
+TEST_F(TraceFileTest, RequestsThatArePassedOverAreFoundAgain) {
+  auto reader = TraceReader::Open(
+      File(std::string(kSchema) + kLine + "\n{]\n" + std::string(1 << 20, ' ') + "\n \n" + kLine + "\n" + kLine));
+  ASSERT_THAT(reader, IsOk());
+  std::vector<TracePlace> places;
+  while (true) {
+    const auto place = reader->PassOver();
+    ASSERT_THAT(place, IsOk());
+    if (!place->has_value()) break;
+    places.push_back(**place);
+  }
+  ASSERT_EQ(places.size(), 4u);
+  const std::string prefix = "trace-" + reader->digest().substr(0, 16) + "/";
+  for (const size_t index : {0u, 2u, 3u, 2u, 0u, 3u}) {
+    reader->GoTo(places[index]);
+    const auto line = reader->Next();
+    ASSERT_THAT(line, IsOk()) << index;
+    EXPECT_EQ(places[index].line, (std::vector<int64_t>{2, 3, 6, 7})[index]);
+    EXPECT_EQ((*line)->line, places[index].line);
+    EXPECT_EQ((*line)->request.header.request().request_id(), prefix + std::to_string((*line)->line));
+  }
+  reader->GoTo(places[1]);
+  EXPECT_THAT(reader->Next(), Invalid("t.jsonl: line 3: not JSON"));
+  EXPECT_EQ((*reader->Next())->line, 6);
+}
+
 TEST_F(TraceFileTest, AFileThatIsCutMeanwhileIsAnErrorOnce) {
   const std::string path = File(kSchema + std::string(1 << 20, ' ') + "\n" + kLine);
   auto reader = TraceReader::Open(path);

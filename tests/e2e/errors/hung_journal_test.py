@@ -67,7 +67,7 @@ def test_a_server_whose_journal_hangs_is_not_ready_then_not_alive_and_both_again
 
 @pytest.mark.parametrize(("place", "code", "goes_on"), [
     ("row.accepted.before", 1, "deciding, and writing what it decides"),  # what it has is not drained
-    ("spool.after", 0, "planning and keeping a request")])                # which was refused
+    ("spool.after", 0, "keeping a request")])                # which was refused
 def test_a_server_that_is_told_to_stop_does_not_wait_for_a_disk_that_hangs(tmp_path, place, code, goes_on):
     failpoints = Failpoints(tmp_path / "programs")
     with Cluster(flags=("--drain-timeout", "1"), failpoints=failpoints) as cluster:

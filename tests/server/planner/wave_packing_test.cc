@@ -10,6 +10,7 @@
 #include "common/cost/wave_bytes.h"
 #include "gtest/gtest.h"
 #include "tests/server/planner/cluster_shapes.h"
+#include "tests/testing/counted_allocations.h"
 
 namespace stemma::server {
 namespace {
@@ -193,6 +194,48 @@ TEST(WavePackingTest, AForwardOnlyPassIsSentTheBlocksThatItIsPlannedIn) {
   ASSERT_TRUE(tight.ok()) << tight.status();
   EXPECT_GT(tight->front().cluster.prefix_block_rows(), 0u);
   EXPECT_EQ(tight->front().cluster.prefix_policy(), v1::TAPE_POLICY_UNSPECIFIED);
+}
+
+std::vector<PackingGroup> DenseGroups(uint32_t count) {
+  std::vector<PackingGroup> groups(count);
+  for (uint32_t g = 0; g < count; ++g) {
+    groups[g].group = g;
+    groups[g].members = {{.rollout = 0, .rows = 100}};
+  }
+  return groups;
+}
+
+// Dense groups share no prefixes, so all of a step are one cluster.
+TEST(WavePackingTest, TwiceTheGroupsAllocateAboutTwiceTheBytes) {
+  int64_t bytes[2];
+  for (const int i : {0, 1}) {
+    const std::vector<PackingGroup> groups = DenseGroups(2000u << i);
+    const auto pack = [&] { EXPECT_EQ(Pack(BenchMemory(int64_t{1} << 50), groups)->size(), 1u); };
+    bytes[i] = testing::AllocationsOf(pack).bytes;
+  }
+  EXPECT_LT(bytes[1], 3 * bytes[0]);
+}
+
+// One group, of which many ways are looked at where its fastest does not fit; an answer given too early would be that
+// none does.
+TEST(WavePackingTest, APlanThatNobodyWaitsForEndsWithinOneWayOfACluster) {
+  PackingGroup group = {.group = 0, .uid = "g", .prefix_rows = 1023, .reuse = true, .members = {}};
+  for (uint32_t i = 0; i < 8; ++i) group.members.push_back({.rollout = i, .rows = 256});
+  int asked_at_most = 0;
+  for (const int64_t budget_mib : {60, 80, 100, 120, 150}) {
+    MemoryOptions options = BenchMemory(budget_mib << 20);
+    int asked = 0, stop_at = -1;
+    options.stop = [&] { return ++asked >= stop_at && stop_at > 0; };
+    static_cast<void>(Pack(options, {group}));
+    const int asked_of_all = asked;
+    asked_at_most = std::max(asked_at_most, asked_of_all);
+    for (stop_at = 1; stop_at <= asked_of_all; ++stop_at) {
+      asked = 0;
+      EXPECT_EQ(Pack(options, {group}).status().code(), absl::StatusCode::kCancelled) << stop_at;
+      EXPECT_LE(asked, stop_at + 5);
+    }
+  }
+  EXPECT_GT(asked_at_most, 8) << "no budget is tight";
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // A journal whose state is too large for a row, or for its disk: it goes on, and is compacted once it can be.
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -128,6 +129,31 @@ TEST(HistorySizeTest, ASnapshotIsWrittenOnceItFindsRoomTwice) {
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
   EXPECT_GT(snapshots_with(1000), 0);
   EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(held.Fold(), history.state()));
+}
+
+// It is written around the state as it stands, and read by whatever reads rows.
+TEST(HistorySizeTest, ASnapshotHasTheBytesOfARowThatHoldsACopyOfTheState) {
+  Outbox out;
+  out.Begin(absl::UnixEpoch());
+  History history({.replays = true, .requests_kept = 200, .snapshot_after_bytes = 100}, &out);
+  BeginLineage(history);
+  std::set<size_t> sizes_of_lengths;
+  for (int i = 0; i < 100; ++i) {
+    out.Take();
+    out.Begin(absl::UnixEpoch());
+    Do("r" + std::to_string(i), std::string(i == 90 ? 20000 : 3, 'x'), history);
+    for (const Action& action : out.Take().actions) {
+      const auto* row = std::get_if<JournalAction>(&action);
+      if (row == nullptr || !row->replaces) continue;
+      internal::v1::JournalRow plain;
+      *plain.mutable_snapshot() = history.state();
+      EXPECT_EQ(row->body, plain.SerializeAsString());
+      EXPECT_EQ(row->kind, plain.row_case());
+      sizes_of_lengths.insert(row->body.size() - history.state().ByteSizeLong());
+    }
+    out.Begin(absl::UnixEpoch());
+  }
+  EXPECT_EQ(sizes_of_lengths, (std::set<size_t>{3, 4})) << "lengths of two and of three bytes";
 }
 
 // Returns whether the next request's rows, some 200 bytes, make a snapshot due.

@@ -3,7 +3,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -43,6 +46,25 @@ std::vector<int64_t> PromptTokens(const Payload& payload) {
   std::vector<int64_t> tokens;
   for (const GroupShape& shape : payload.shapes) tokens.push_back(shape.prompt_tokens);
   return tokens;
+}
+
+uint64_t ResidentBytes() {
+  uint64_t all_pages = 0, resident_pages = 0;
+  std::ifstream("/proc/self/statm") >> all_pages >> resident_pages;
+  return resident_pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+// In rollouts that are too small for mappings of their own, below something that stays.
+TEST(PayloadTest, MemoryOfALargePayloadGoesBackToTheSystem) {
+  PayloadStore store;
+  for (uint32_t index = 0; index < 64; ++index) {
+    ASSERT_TRUE(store.Add(Chunk({{index, "g", 3, std::vector<int>(1024, 250)}}, /*last=*/false)).ok());
+  }
+  const auto above = std::make_unique<std::string>(1000, 'x');
+  const uint64_t before = ResidentBytes();
+  store.Drop(kId);
+  EXPECT_LT(ResidentBytes(), before - (48u << 20));
+  EXPECT_EQ(above->size(), 1000u);
 }
 
 TEST(PayloadTest, GroupsStandAtTheirIndices) {
