@@ -24,12 +24,13 @@ class LineWriter {
 
   // Writes `line`, which ends with its line end, in one piece where there is room for it, so that lines of several
   // processes do not mix. `told(n)` makes the line, with its end, that says of n dropped ones. A descriptor that cannot
-  // be written drops the line.
+  // be written drops the line. Returns whether it was written.
   template <typename Told>
-  void Write(std::string_view line, const Told& told) {
+  bool Write(std::string_view line, const Told& told) {
     MutexLock lock(&mutex_);
     const bool written = dropped_ > 0 ? TryWrite(std::string(told(dropped_)).append(line)) : TryWrite(line);
     dropped_ = written ? 0 : dropped_ + 1;
+    return written;
   }
 
  private:

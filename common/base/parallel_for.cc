@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/base/cgroup.h"
 #include "glog/logging.h"
 
 namespace stemma {
@@ -25,6 +26,9 @@ void ParallelFor(size_t count, size_t threads, const std::function<void(size_t)>
   take();
 }
 
-size_t MachineThreads() { return std::max(1u, std::thread::hardware_concurrency()); }
+size_t MachineThreads() {
+  const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  return static_cast<size_t>(std::min(cores, CgroupCores(OwnCgroupFolders()).value_or(cores)));
+}
 
 }  // namespace stemma

@@ -12,7 +12,7 @@ namespace stemma {
 // does with those it has.
 void ParallelFor(size_t count, size_t threads, const std::function<void(size_t)>& work);
 
-// Returns how many threads this machine runs at a time, at least one.
+// Returns how many threads this machine, or the container around the process, runs at a time, at least one.
 size_t MachineThreads();
 
 }  // namespace stemma

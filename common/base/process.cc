@@ -16,9 +16,20 @@ void DieWithParent(pid_t parent, int signal) {
   if (prctl(PR_SET_PDEATHSIG, signal) != 0 || getppid() != parent) _exit(1);
 }
 
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal_number : {SIGTERM, SIGINT}) sigaddset(&signals, signal_number);
+  struct sigaction inherited = {};
+  sigaction(SIGHUP, nullptr, &inherited);
+  // One that is blocked would be waited for though it is ignored.
+  if (inherited.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
+  return signals;
+}
+
 void EndAtSignalsAsFirstProcess() {
   if (getpid() != 1) return;
-  for (const int signal_number : {SIGTERM, SIGINT}) {
+  for (const int signal_number : {SIGTERM, SIGINT, SIGHUP}) {
     struct sigaction inherited = {};
     sigaction(signal_number, nullptr, &inherited);
     if (inherited.sa_handler != SIG_IGN) signal(signal_number, ExitBySignal);

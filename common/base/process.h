@@ -15,8 +15,12 @@ namespace stemma {
 // across exec.
 void DieWithParent(pid_t parent, int signal = SIGTERM);
 
-// Makes SIGTERM and SIGINT end the first process of a PID namespace, as a container's often is, with 128 plus the
-// signal's number: the kernel drops whatever signal such a process has no handler for. One that it was started to
+// Returns the signals that ask a process to stop: SIGTERM, SIGINT, and SIGHUP, which a terminal and some supervisors
+// send, unless the process was started to ignore that one, as by nohup.
+sigset_t StopSignals();
+
+// Makes SIGTERM, SIGINT and SIGHUP end the first process of a PID namespace, as a container's often is, with 128 plus
+// the signal's number: the kernel drops whatever signal such a process has no handler for. One that it was started to
 // ignore stays ignored. Does nothing in any other process, which these signals end by themselves. Does not hold across
 // exec.
 void EndAtSignalsAsFirstProcess();

@@ -25,9 +25,8 @@ constexpr mode_t kFolderMode = 0755;
 
 absl::StatusOr<TemporaryFolder> TemporaryFolder::Create(const std::string& target) {
   const fs::path place(target);
-  std::error_code error;
-  fs::create_directories(place.parent_path(), error);
-  if (error) return ErrnoStatus("create", place.parent_path().string(), error.value());
+  const std::string parent = place.parent_path().string();
+  if (const int error = MakeFolders(parent); error != 0) return ErrnoStatus("create", parent, error);
   std::string path = (place.parent_path() / absl::StrCat(".tmp-", place.filename().string(), "-XXXXXX")).string();
   if (mkdtemp(path.data()) == nullptr) return ErrnoStatus("create", target, errno);
   TemporaryFolder folder(target, path);
@@ -62,6 +61,17 @@ absl::Status RenameFolder(const std::string& from, const std::string& to) {
   // A file system without that flag: a plain rename replaces an empty folder, and nothing else.
   if (failed != 0 && errno == EINVAL) failed = rename(from.c_str(), to.c_str());
   return failed == 0 ? absl::OkStatus() : ErrnoStatus("create", to, errno == ENOTEMPTY ? EEXIST : errno);
+}
+
+int MakeFolders(const std::string& path) {
+  std::error_code ignored;  // what cannot be looked at cannot be made either
+  for (size_t end = 0; end != path.npos;) {
+    end = path.find('/', end + 1);
+    const std::string folder = path.substr(0, end);
+    if (folder.empty() || fs::is_directory(folder, ignored)) continue;
+    if (mkdir(folder.c_str(), kFolderMode) != 0 && errno != EEXIST) return errno;
+  }
+  return 0;
 }
 
 }  // namespace stemma

@@ -30,4 +30,8 @@ class TemporaryFolder {
 // Renames a folder to a name where nothing is. Errors: AlreadyExists - something is there; both stay as they are.
 absl::Status RenameFolder(const std::string& from, const std::string& to);
 
+// Makes the folder, and those above it that are missing, with the mode that the umask leaves of 0755. Returns 0, or the
+// errno of what could not be made.
+int MakeFolders(const std::string& path);
+
 }  // namespace stemma

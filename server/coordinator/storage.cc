@@ -39,6 +39,13 @@ absl::Status JournalIsOld(const std::string& data_directory, const std::string& 
       "into which checkpoints/ may be moved"));
 }
 
+// Returns the error with what it is about before its text.
+absl::Status Named(const absl::Status& error, const std::string& name) {
+  absl::Status named(error.code(), absl::StrCat(name, ": ", error.message()));
+  error.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) { named.SetPayload(url, payload); });
+  return named;
+}
+
 // Tells whether the folder may have an entry whose name `counts`: one that is there and cannot be read may.
 bool MayHaveEntry(const std::string& folder, bool (*counts)(const std::string& name)) {
   std::error_code error;
@@ -92,7 +99,9 @@ absl::Status Storage::FoldRows(uint64_t requests_kept) {
     }
     if (row.has_snapshot()) snapshot_bytes_ = entry.body.size();
     row_bytes_ = row.has_snapshot() ? 0 : row_bytes_ + entry.body.size();
-    RETURN_IF_ERROR(FoldRow(row, requests_kept, state_));
+    if (const absl::Status folded = FoldRow(row, requests_kept, state_); !folded.ok()) {
+      return Named(folded, absl::StrCat("row ", entry.n, " of the journal in ", data_directory_));
+    }
   }
   RETURN_IF_ERROR(CheckJournalState(state_));
   last_row_ = journal_.last_n();
@@ -124,8 +133,9 @@ absl::Status Storage::SweepSpool() const {
 
 // A checkpoint of the journal's own lineage was saved after a row that the journal holds, or it is an old copy.
 absl::Status Storage::FindCheckpoints() {
-  ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> stored, checkpoints_.Scan());
-  for (const StoredCheckpoint& checkpoint : stored) {
+  ASSIGN_OR_RETURN(ScannedCheckpoints scanned, checkpoints_.Scan());
+  left_out_ = std::move(scanned.left_out);
+  for (const StoredCheckpoint& checkpoint : scanned.checkpoints) {
     const internal::v1::CheckpointManifest& manifest = checkpoint.manifest;
     if (manifest.lineage() == state_.lineage() && manifest.journal_row() > last_row_) {
       return MakeError(Reason::kJournalBehind,

@@ -29,8 +29,8 @@ namespace stemma::server {
 class Storage {
  public:
   // Takes the journal's lock, then removes what a server before left unfinished. Errors: DataLoss - damage, which names
-  // the file and says what to do; FailedPrecondition - the journal is missing or older than the spool, or another
-  // server's; what opening files leads to.
+  // the file and says what to do; FailedPrecondition - the journal is missing or older than the spool, of a newer
+  // version, or another server's; what opening files leads to.
   static absl::StatusOr<std::unique_ptr<Storage>> Open(const std::string& data_directory, uint64_t requests_kept);
 
   const internal::v1::JournalState& state() const { return state_; }  // as Open found it, until it is taken
@@ -40,6 +40,8 @@ class Storage {
   const std::vector<internal::v1::KnownCheckpoint>& found() const { return found_; }
   // The other folders beside them, which no checkpoint can be renamed to.
   const std::vector<std::string>& other_folders() const { return other_folders_; }
+  // The folders that Open left out of the checkpoints.
+  const std::vector<LeftOutFolder>& left_out() const { return left_out_; }
   uint64_t last_row() const { return last_row_; }
 
   const CheckpointStore& checkpoints() const { return checkpoints_; }
@@ -76,6 +78,7 @@ class Storage {
   const CheckpointStore checkpoints_;
   std::vector<internal::v1::KnownCheckpoint> found_;
   std::vector<std::string> other_folders_;
+  std::vector<LeftOutFolder> left_out_;
   internal::v1::JournalState state_;
   uint64_t last_row_ = 0;
   std::atomic<uint64_t> snapshot_bytes_ = 0;  // of the last one in the journal

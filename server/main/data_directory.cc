@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
+#include "common/base/temporary_folder.h"
 
 namespace stemma::server {
 namespace {
@@ -59,8 +60,8 @@ absl::StatusOr<DataDirectory> DataDirectory::Open(const std::string& path) {
   if (path.empty()) return absl::InvalidArgumentError("is empty: name a directory");
   std::error_code error;
   const fs::path data = fs::absolute(path, error).lexically_normal();
-  if (!error) fs::create_directories(data, error);
-  if (error) return absl::InvalidArgumentError(absl::StrCat("cannot be created: ", error.message()));
+  const int made = error ? error.value() : MakeFolders(data.string());
+  if (made != 0) return absl::InvalidArgumentError(absl::StrCat("cannot be created: ", ErrorText(made)));
   if (!fs::is_directory(data, error)) return absl::InvalidArgumentError("is not a directory");
   UniqueFd fd(open((data / kLockName).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644));
   if (!fd.valid()) return absl::InvalidArgumentError(absl::StrCat("cannot be written: ", ErrorText(errno)));

@@ -1,5 +1,5 @@
-// stemma-server: reads its options, serves until SIGTERM or SIGINT, drains; a second signal, a second or more after it,
-// ends it at once.
+// stemma-server: reads its options, serves until SIGTERM, SIGINT or SIGHUP, drains; a second signal, a second or more
+// after it, ends it at once.
 //
 // Exit: 0 clean, 1 fault or a second signal, 2 configuration, or a data directory that someone has to see to, 93 what
 // is kept is damaged: starting again does not help, 94 the disk has no room for the journal.
@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -15,7 +14,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -27,12 +25,13 @@
 #include "common/base/ready_file.h"
 #include "common/base/status_macros.h"
 #include "common/base/stop_times.h"
+#include "common/base/thread_room.h"
 #include "glog/logging.h"
+#include "server/coordinator/first_weights.h"
 #include "server/coordinator/planner_threads.h"
 #include "server/main/rank_meshes.h"
 #include "server/main/server_options.h"
 #include "server/main/simulate.h"
-#include "server/protocol/checkpoint_rules.h"
 #include "server/rpc/server.h"
 
 namespace stemma::server {
@@ -41,6 +40,9 @@ namespace {
 // What is allocated in pieces of at least so many bytes goes back to the system when it is freed. Else what clients
 // send in large messages would stay in the process's heap after it was dropped.
 constexpr int kReturnedBytes = 256 << 10;
+
+// A server with a few clients runs fewer.
+constexpr size_t kThreads = 32;
 
 // Nothing without a path.
 absl::StatusOr<std::optional<ReadyFile>> WriteReadyFile(const std::string& path, const Server& server) {
@@ -57,30 +59,10 @@ std::string RandomName() {
   return absl::StrFormat("%08x", random());
 }
 
-// The checkpoint with which a new journal begins; empty: none. Errors: InvalidArgument - none has the name that was
-// given.
-absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Storage& storage) {
-  const std::vector<internal::v1::KnownCheckpoint>& found = storage.found();
-  const bool is_new = storage.state().lineage().empty();
-  if (resume == kResumeNothing || (resume == kResumeNewest && !is_new)) return "";
-  if (resume == kResumeNewest) return FurthestOfNewestLineage(found);
-  const auto named =
-      std::find_if(found.begin(), found.end(), [&](const auto& known) { return known.name() == resume; });
-  if (named == found.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("--resume ", resume, ": there is no such checkpoint in --data"));
-  }
-  if (!is_new) {
-    LOG(WARNING) << "--resume " << resume << " is for a new --data directory; this one's journal goes on with lineage "
-                 << storage.state().lineage() << " (stemma checkpoint load goes back)";
-  }
-  return resume;
-}
-
 // Refuses a model that is not the one of the checkpoint with which recovery begins: no worker could load that. What
 // else may be wrong with the checkpoint is looked at when it is read.
 absl::Status CheckModelOfBase(const ServerMainOptions& options, const std::string& resume, const Storage& storage) {
-  const bool replays = options.config.durability() == v1::REPLAY;
-  const std::string base = resume.empty() ? ChooseBase(storage.state(), replays).checkpoint : resume;
+  const std::string base = ChooseFirst(resume, options.config.durability() == v1::REPLAY, storage);
   if (base.empty()) return absl::OkStatus();
   absl::Status same = storage.checkpoints().CheckModel(base, options.model);
   if (HasReason(same, Reason::kInvalidRequest)) return same;
@@ -147,6 +129,7 @@ void EndAtNextSignal(const sigset_t& signals) {
 
 // Serves until a signal; the ready file is there meanwhile.
 absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
+  RETURN_IF_ERROR(CheckThreadRoom(kThreads));
   ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,
                    Storage::Open(options.data->path(), options.config.limits().requests_kept()));
   ASSIGN_OR_RETURN(const std::string resume, ChooseResumed(options.resume, *storage));
@@ -202,10 +185,7 @@ int Main(int argc, char** argv) {
   }
   RaiseDescriptorLimit();
   mallopt(M_MMAP_THRESHOLD, kReturnedBytes);
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
+  const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any thread: the main thread waits for them
   if (options.die_with_parent) DieWithParent(getppid());
   const absl::Status status = Serve(options, signals);

@@ -29,6 +29,8 @@ Gang::Worker WorkerOf(SessionId session, const internal::v1::Register& message) 
           .device = DeviceOf(message),
           .host = WorkerText(message.host()),
           .pid = message.pid(),
+          .build_id = WorkerText(message.build_id()),
+          .device_id = WorkerText(message.device_id()),
           .address = message.address(),
           .cores = message.cores(),
           .memory = {static_cast<int64_t>(message.memory_free_bytes()), static_cast<int64_t>(message.host_free_bytes()),
@@ -48,6 +50,17 @@ std::string PlaceText(const Gang::Worker& worker) {
 
 bool OthersReach(const Gang::Worker& worker) {
   return !worker.address.empty() && worker.address != "::1" && !absl::StartsWith(worker.address, "127.");
+}
+
+// Tells whether two workers have one device. Processes of one host that each see one GPU all call it cuda:0, and hosts
+// may have one name: where the hardware is known, it decides.
+bool HaveOneDevice(const Gang::Worker& a, const Gang::Worker& b) {
+  if (!a.device_id.empty() && !b.device_id.empty()) return a.device_id == b.device_id;
+  return a.host == b.host && a.device == b.device;
+}
+
+bool AreOfOneBuild(const Gang::Worker& a, const Gang::Worker& b) {
+  return a.build_id.empty() || b.build_id.empty() || a.build_id == b.build_id;
 }
 
 uint32_t WorkersOfHost(std::span<const Gang::Worker> workers, const std::string& host) {
@@ -102,10 +115,15 @@ std::string Gang::TextOf(SessionId session) const {
 // Whether a worker has a place among those that are there.
 absl::Status Gang::CheckFits(const Worker& worker) const {
   for (const Worker& other : workers_) {
-    if (other.host == worker.host && other.device == worker.device) {
+    if (HaveOneDevice(other, worker)) {
       return absl::FailedPreconditionError(absl::StrCat(PlaceText(worker), " has a worker already, ", other.incarnation,
                                                         " (pid ", other.pid,
                                                         "): give each worker of a host a --device of its own"));
+    }
+    if (!AreOfOneBuild(other, worker)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the ranks of a mesh run one build of stemma-worker: this one, ", PlaceText(worker), ", has build ",
+          worker.build_id, ", another, ", PlaceText(other), ", has ", other.build_id, ": install the same one"));
     }
     if (other.device.kind != worker.device.kind) {
       return absl::InvalidArgumentError(absl::StrCat("the ranks of a mesh have devices of one kind: this worker has ",
@@ -154,8 +172,9 @@ absl::StatusOr<v1::RunConfig> Gang::Divide() const {
 
 absl::StatusOr<internal::v1::Configure> Gang::Begin(absl::Time now, const WeightsBase& base) {
   CHECK(full() && !begun_);
-  std::sort(workers_.begin(), workers_.end(),
-            [](const Worker& a, const Worker& b) { return std::tie(a.host, a.device) < std::tie(b.host, b.device); });
+  std::sort(workers_.begin(), workers_.end(), [](const Worker& a, const Worker& b) {
+    return std::tie(a.host, a.device, a.device_id) < std::tie(b.host, b.device, b.device_id);
+  });
   ASSIGN_OR_RETURN(divided_, Divide());
   begun_ = true;
   base_ = base;

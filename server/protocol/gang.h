@@ -4,10 +4,10 @@
 //
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
-//  (1) at most one worker of each device of a host, and at most as many workers as the mesh has ranks; all of one
-//      version and one kind of device. A session is one worker's, from its Register to its loss.
+//  (1) at most one worker of each device, and at most as many workers as the mesh has ranks; all of one version, one
+//      build and one kind of device. A session is one worker's, from its Register to its loss.
 //  (2) a generation begins when the mesh is full and ends with the first worker that is lost: its ranks are by host,
-//      then device, so workers that come back to the same devices get the same ranks.
+//      then device, then the hardware's id, so workers that come back to the same devices get the same ranks.
 //  (3) the generation's number grows with each that begins: what an earlier one's workers say has other keys.
 //  (4) the configuration in force is the one divided for the workers' memory, once all of them are ready; the smallest
 //      worker decides, for a plan runs the same budget on every rank.
@@ -56,10 +56,12 @@ class Gang {
     DeviceName device;
     std::string host;
     uint32_t pid = 0;
-    std::string address;  // at which other ranks reach it; empty: on this machine only
-    uint32_t cores = 0;   // of its host; 0: not known
-    WorkerMemory memory;  // as if no other worker were there
-    std::string phase;    // that it said last
+    std::string build_id;   // of its program; empty: not known
+    std::string device_id;  // of its hardware, unlike any other's; empty: not known
+    std::string address;    // at which other ranks reach it; empty: on this machine only
+    uint32_t cores = 0;     // of its host; 0: not known
+    WorkerMemory memory;    // as if no other worker were there
+    std::string phase;      // that it said last
     uint64_t progress = 0;
     bool ready = false;
     uint32_t threads = 0;                         // of its compute, once ready
@@ -99,8 +101,8 @@ class Gang {
   std::string TextOf(SessionId session) const;
 
   // Takes a worker. Errors: FailedPrecondition - there is no rank for it, or its device has a worker; it may try again;
-  // InvalidArgument - it is of another version or kind of device, or reachable from its own host only while there are
-  // others.
+  // InvalidArgument - it is of another version, build or kind of device, or reachable from its own host only while
+  // there are others.
   absl::Status Join(absl::Time now, SessionId session, const internal::v1::Register& message);
   // Begins a generation, which is to load these weights. Returns what rank 0 is sent, the only one that
   // can be sent something yet where there are several. REQUIRES: full, and none has begun. Errors: what DivideMemory

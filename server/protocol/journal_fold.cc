@@ -356,7 +356,9 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
     case JournalRow::ROW_NOT_SET:
       break;
   }
-  return Clash("a row is of a kind that this version does not know: start the version that wrote it");
+  if (row.GetReflection()->GetUnknownFields(row).empty()) return Clash("a row says nothing");
+  return absl::FailedPreconditionError(
+      "is of a kind that this version does not know: start the version that wrote it, or a newer one");
 }
 
 uint64_t AppliedSteps(const JournalState& state) {

@@ -50,6 +50,8 @@ absl::Status Check(const internal::v1::Register& message) {
   RETURN_IF_ERROR(CheckLength("register.host", message.host(), kHostBytesMax));
   RETURN_IF_ERROR(CheckLength("register.version", message.version(), kVersionBytesMax));
   RETURN_IF_ERROR(CheckLength("register.address", message.address(), kHostBytesMax));
+  RETURN_IF_ERROR(CheckLength("register.build_id", message.build_id(), kVersionBytesMax));
+  RETURN_IF_ERROR(CheckLength("register.device_id", message.device_id(), kVersionBytesMax));
   if (message.cores() > kThreadsMax) return WrongField("register.cores", absl::StrCat("is ", message.cores()));
   if (!message.device().empty() && !ParseDevice(message.device()).ok()) {
     return WrongField("register.device", "is no device, as cpu:0");

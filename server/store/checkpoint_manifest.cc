@@ -23,6 +23,7 @@ constexpr int64_t kValuesMax = int64_t{kManifestBytesMax} / 4;
 // A seal is found by its key alone: quotes in names are escaped, so no other value can hold this text.
 constexpr std::string_view kSealKey = "\"seal\":\"";
 constexpr size_t kSealBytes = 64;
+constexpr uint64_t kUnsealedVersion = 1;
 
 // Returns where the digits of the only seal begin; npos: there is none, or more than one.
 size_t FindSeal(std::string_view text) {
@@ -57,9 +58,11 @@ absl::Status CheckVersion(std::string_view text) {
   if (version->is_number_unsigned() && version->get<uint64_t>() == kManifestVersion) return absl::OkStatus();
   const std::string text_of_error = absl::StrCat("has the version ", JsonExcerpt(*version), ", this program reads ",
                                                  kManifestVersion, ": use the program that wrote it, or a newer one");
-  // The number says nothing where the manifest is damaged.
-  return CheckSeal(text).ok() ? absl::FailedPreconditionError(text_of_error)
-                              : absl::InvalidArgumentError(text_of_error);
+  // The number says nothing where the manifest is damaged, which the first version could not show.
+  const bool is_first =
+      version->is_number_unsigned() && version->get<uint64_t>() == kUnsealedVersion && text.find(kSealKey) == text.npos;
+  return is_first || CheckSeal(text).ok() ? absl::FailedPreconditionError(text_of_error)
+                                          : absl::InvalidArgumentError(text_of_error);
 }
 
 }  // namespace

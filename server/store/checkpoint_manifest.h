@@ -24,7 +24,8 @@ absl::StatusOr<std::string> EncodeManifest(const internal::v1::CheckpointManifes
 std::string Sealed(std::string text);
 
 // Returns a manifest without its seal. Errors: InvalidArgument - what is wrong, with the position or the field where it
-// is known, and no path; FailedPrecondition - it is whole, and of another version.
+// is known, and no path; FailedPrecondition - it is whole, and of another version, or of the first one, which has no
+// seal.
 absl::StatusOr<internal::v1::CheckpointManifest> DecodeManifest(std::string_view text);
 
 }  // namespace stemma::server

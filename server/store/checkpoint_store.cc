@@ -297,25 +297,27 @@ absl::StatusOr<StoredCheckpoint> CheckpointStore::Verify(const std::string& name
   return stored;
 }
 
-absl::StatusOr<std::vector<StoredCheckpoint>> CheckpointStore::Scan() const {
+absl::StatusOr<ScannedCheckpoints> CheckpointStore::Scan() const {
   ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder_));
-  std::vector<StoredCheckpoint> checkpoints;
+  ScannedCheckpoints scanned;
   for (const std::string& name : names) {
     if (!CheckFileName(name).ok()) continue;
     absl::StatusOr<StoredCheckpoint> stored = ReadManifest(absl::StrCat(folder_, "/", name), name);
     if (stored.ok()) {
-      checkpoints.push_back(*std::move(stored));
+      scanned.checkpoints.push_back(*std::move(stored));
     } else if (SaysItIsNone(stored.status())) {
-      LOG(WARNING) << "left out of the checkpoints: " << stored.status().message();
+      scanned.left_out.push_back({name, std::string(stored.status().message())});
+      LOG(WARNING) << "left out of the checkpoints: " << scanned.left_out.back().why;
     } else {
       return stored.status();
     }
   }
+  std::vector<StoredCheckpoint>& checkpoints = scanned.checkpoints;
   std::sort(checkpoints.begin(), checkpoints.end(), [](const StoredCheckpoint& a, const StoredCheckpoint& b) {
     return std::forward_as_tuple(a.manifest.step(), a.manifest.name()) <
            std::forward_as_tuple(b.manifest.step(), b.manifest.name());
   });
-  return checkpoints;
+  return scanned;
 }
 
 absl::StatusOr<std::vector<std::string>> CheckpointStore::Names() const {

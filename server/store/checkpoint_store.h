@@ -33,6 +33,17 @@ struct StoredCheckpoint {
   std::string client_state;  // as it was saved
 };
 
+// A folder that is no checkpoint at this start.
+struct LeftOutFolder {
+  std::string name;
+  std::string why;  // with its path
+};
+
+struct ScannedCheckpoints {
+  std::vector<StoredCheckpoint> checkpoints;  // by step and then name
+  std::vector<LeftOutFolder> left_out;
+};
+
 // Returns it as the journal knows it.
 internal::v1::KnownCheckpoint KnownOf(const StoredCheckpoint& stored);
 
@@ -63,11 +74,11 @@ class CheckpointStore {
   // known.
   absl::StatusOr<StoredCheckpoint> Verify(const std::string& name, const std::string& manifest_sha256,
                                           const GoesOn& goes_on = AlwaysGoesOn) const;
-  // Returns the folders that have a manifest of their name that can be read, by step and then name; reads nothing else
-  // of them: `client_state` is empty, and files may be damaged. A folder whose manifest is damaged is logged and left.
+  // Returns the folders that have a manifest of their name that can be read, and those that have none, or a damaged
+  // one; reads nothing else of them: `client_state` is empty, and files may be damaged. What is left out is logged.
   // Errors: the file system's, where a folder cannot be read today: it is not known whether a checkpoint is there;
   // FailedPrecondition - a manifest is of another version: left out, its steps would be given up for good.
-  absl::StatusOr<std::vector<StoredCheckpoint>> Scan() const;
+  absl::StatusOr<ScannedCheckpoints> Scan() const;
   // Returns the names that no new checkpoint can have: of all that is there, checkpoint or not, in no order.
   absl::StatusOr<std::vector<std::string>> Names() const;
   // Compares the config.json of a checkpoint with the model that is trained. Errors: INVALID_REQUEST, which names the

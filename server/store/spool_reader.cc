@@ -108,7 +108,9 @@ void TakeHead(internal::v1::SpooledHead& head, TrainingRequest& request, Spooled
 absl::Status ReadMessages(HashedInput& input, const std::string& path, uint64_t message_bytes_max,
                           TrainingRequest& request, SpooledRequest& spooled) {
   ASSIGN_OR_RETURN(const std::string_view magic, input.Take(kSpoolMagic.size()));
-  if (magic != kSpoolMagic) return DamagedSpool(path, "does not begin as a spooled request of this version");
+  if (magic != kSpoolMagic) {
+    return DamagedSpool(path, "does not begin as a spooled request of this version: start the version that wrote it");
+  }
   internal::v1::SpooledHead head;
   ASSIGN_OR_RETURN(const uint64_t head_bytes, input.TakeLength());
   RETURN_IF_ERROR(input.TakeMessage(head_bytes, message_bytes_max, head));

@@ -42,6 +42,7 @@ class WithPlansAtOnce final : public Device {
  public:
   explicit WithPlansAtOnce(const Device& device) : device_(device) {}
   DeviceIdentity identity() const override { return device_.identity(); }
+  std::string id() const override { return device_.id(); }
   DeviceMemory memory() const override { return device_.memory(); }
   Backend MakeBackend(const BackendRequest& request) const override {
     Backend backend = device_.MakeBackend(request);

@@ -110,7 +110,7 @@ def test_signals_that_come_together_are_one():
     """A service manager signals every process of a service, and `stemma local` passes its own on."""
     with a_cluster() as cluster:
         running = Sent(cluster.stub, "gate").wait_until("PREPARING")
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             cluster.server.send_signal(number)
         wait_for(lambda: "draining: at most" in cluster.said(), "the server to drain")
         open_gate(cluster)

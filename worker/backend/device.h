@@ -38,6 +38,8 @@ class Device {
   virtual ~Device() = default;
 
   virtual DeviceIdentity identity() const = 0;
+  // Returns what tells this piece of hardware from every other, of this host or not; empty: nothing does, as a CPU's.
+  virtual std::string id() const { return ""; }
   virtual DeviceMemory memory() const = 0;
   // Makes the backend, and the calling thread the one that computes: all later work is this thread's. Kernels that were
   // not tried on this device are still to be checked (worker/backend/self_check). Throws what LibTorch throws.

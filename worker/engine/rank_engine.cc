@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/address.h"
+#include "common/base/cgroup.h"
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
 #include "common/base/mesh.h"
@@ -109,12 +111,23 @@ absl::StatusOr<EngineParts> PartsOf(const internal::v1::Configure& configure, Me
   return parts;
 }
 
+// Says how many threads compute where nobody said it and LibTorch would take more than the process may use.
+internal::v1::Configure WithinCores(const internal::v1::Configure& told) {
+  internal::v1::Configure configure = told;
+  const uint32_t cores = ComputeCores();
+  if (told.config().threads() == 0 && static_cast<int>(cores) < at::get_num_threads()) {
+    configure.mutable_config()->set_threads(cores);
+  }
+  return configure;
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const Device& device, const internal::v1::Configure& configure,
+absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const Device& device, const internal::v1::Configure& told,
                                                      const WorkerIdentity& identity, const TellStore& tell,
                                                      const RendezvousTimeouts& timeouts) {
-  ASSIGN_OR_RETURN(MeshRanks ranks, Connect(device, configure, identity.address, tell, timeouts));
+  ASSIGN_OR_RETURN(MeshRanks ranks, Connect(device, told, identity.address, tell, timeouts));
+  const internal::v1::Configure configure = WithinCores(told);
   if (FailpointFails("load.met", configure.rank())) return absl::UnavailableError("a test lets the rendezvous fail");
   ASSIGN_OR_RETURN(Backend backend, BackendOf(device, configure));
   ASSIGN_OR_RETURN(EngineParts parts, PartsOf(configure, std::move(ranks), backend.device));
@@ -125,6 +138,9 @@ absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const Device& device, const
   return ModelEngine::Create(configure, identity.incarnation, std::move(backend), std::move(parts));
 }
 
-uint32_t ComputeCores() { return static_cast<uint32_t>(at::get_num_threads()); }
+uint32_t ComputeCores() {
+  const int64_t cores = at::get_num_threads();
+  return static_cast<uint32_t>(std::min(cores, CgroupCores(OwnCgroupFolders()).value_or(cores)));
+}
 
 }  // namespace stemma::worker

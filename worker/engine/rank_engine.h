@@ -17,7 +17,8 @@ absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const Device& device, const
                                                      const WorkerIdentity& identity, const TellStore& tell,
                                                      const RendezvousTimeouts& timeouts = {});
 
-// Returns how many threads compute where nobody says how many: one for each core that LibTorch finds.
+// Returns how many threads compute where nobody says how many: one for each core that LibTorch finds, and no
+// more than the time that the process's control groups leave it is worth.
 uint32_t ComputeCores();
 
 }  // namespace stemma::worker

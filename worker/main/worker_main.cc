@@ -3,6 +3,7 @@
 
 #include "common/base/descriptors.h"
 #include "common/base/process.h"
+#include "worker/backend/build_id.h"
 #include "worker/engine/open_device.h"
 #include "worker/engine/rank_engine.h"
 #include "worker/main/worker_options.h"
@@ -16,6 +17,8 @@ int main(int argc, char** argv) {
   if (!stemma::worker::ReadWorkerOptions(argc, argv, options, exit_code)) return exit_code;
   const absl::StatusOr<std::unique_ptr<stemma::worker::Device>> device = stemma::worker::OpenDevice(options.device);
   if (!device.ok()) return stemma::worker::RefuseOption(options, "--device", device.status());
+  options.build_id = stemma::worker::OwnBuildId();
+  options.device_id = (*device)->id();
   options.cores = stemma::worker::ComputeCores();
   options.device_memory = [&] { return (*device)->memory(); };
   return stemma::worker::RunWorker(

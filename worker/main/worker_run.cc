@@ -15,6 +15,7 @@
 #include "common/base/clock.h"
 #include "common/base/descriptors.h"
 #include "common/base/process.h"
+#include "common/base/thread_room.h"
 #include "glog/logging.h"
 #include "worker/main/session_ready_file.h"
 #include "worker/rpc/session.h"
@@ -23,6 +24,9 @@ namespace stemma::worker {
 namespace {
 
 constexpr absl::Duration kPause = absl::Seconds(2);  // between sessions: a server that refuses us is not stormed
+
+// A worker runs fewer, beside those of its compute.
+constexpr size_t kThreads = 16;
 
 std::string RandomIncarnation() {
   std::random_device random;
@@ -60,6 +64,10 @@ int ExitCodeOf(const absl::Status& status) {
 int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
   if (options.die_with_parent) DieWithParent(getppid());
   IgnoreFileSizeSignal();
+  if (const absl::Status room = CheckThreadRoom(kThreads); !room.ok()) {
+    Say(kWorkerProgram, options.log, LogLevel::kError, std::string(room.message()));
+    return ExitCodeOf(room);
+  }
   RaiseDescriptorLimit();  // a connection to every other rank, of each group
   SessionReadyFile ready_file(options.ready_file, options.server + "\n");
   const SessionEnd end = RunSession({.server = options.server,
@@ -67,6 +75,8 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
                                      .incarnation = RandomIncarnation(),
                                      .address = options.address,
                                      .device = options.device.Text(),
+                                     .build_id = options.build_id,
+                                     .device_id = options.device_id,
                                      .cores = options.cores,
                                      .device_memory = options.device_memory,
                                      .on_ready = [&] { return ready_file.Write(); }},

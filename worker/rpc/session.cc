@@ -78,7 +78,9 @@ WorkerMessage RegisterMessage(const SessionOptions& options, const std::string& 
   gethostname(host, sizeof(host) - 1);
   to.set_host(host);
   to.set_version(STEMMA_VERSION);
+  to.set_build_id(options.build_id);
   to.set_device(options.device);
+  to.set_device_id(options.device_id);
   to.set_address(address);
   to.set_cores(options.cores);
   const DeviceMemory memory = options.device_memory();

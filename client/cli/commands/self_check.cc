@@ -84,9 +84,7 @@ class Sandbox {
 };
 
 absl::StatusOr<std::string> Sandbox::Start(const v1::Mesh& mesh) {
-  std::string directory = absl::StrCat(TemporaryRoot(), "/", kScratchPrefix, "doctor-XXXXXX");
-  if (mkdtemp(directory.data()) == nullptr) return absl::InternalError(absl::StrCat("cannot create ", directory));
-  directory_ = directory;
+  ASSIGN_OR_RETURN(directory_, MakeScratchFolder(TemporaryRoot(), absl::StrCat(kScratchPrefix, "doctor-")));
   lock_ = LockScratchFolder(directory_);
   RETURN_IF_ERROR(WriteRandomModel(TinyModel(), {.seed = 1}, directory_ + "/model"));
   ASSIGN_OR_RETURN(const std::string self, SiblingExecutable("stemma"));
@@ -167,7 +165,7 @@ absl::StatusOr<std::vector<Check>> RunAll(const v1::Mesh& mesh) {
   Sandbox sandbox;
   ConnectionOptions server;
   ASSIGN_OR_RETURN(server.address, sandbox.Start(mesh));
-  ASSIGN_OR_RETURN(const auto connection, Connection::Open(server));
+  ASSIGN_OR_RETURN(auto connection, Connection::Open(server));
   ASSIGN_OR_RETURN(const auto info,
                    connection->Call(&v1::TrainingService::Stub::GetServerInfo, v1::GetServerInfoRequest()));
   ASSIGN_OR_RETURN(const auto reuse, Step(*connection, v1::REUSE, 0));
@@ -177,6 +175,7 @@ absl::StatusOr<std::vector<Check>> RunAll(const v1::Mesh& mesh) {
   v1::ExportWeightsRequest request;
   request.set_name("doctor");
   ASSIGN_OR_RETURN(const auto exported, connection->Call(&v1::TrainingService::Stub::ExportWeights, request));
+  connection.reset();  // the server would wait for one on which nobody reads of its end
   RETURN_IF_ERROR(sandbox.Stop());
   std::vector<Check> checks = {
       {"self check", CheckState::kOk,

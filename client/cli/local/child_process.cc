@@ -22,6 +22,7 @@ constexpr int kExecFailed = 127;
   DieWithParent(parent, SIGKILL);
   setpgid(0, 0);
   for (int signal_number : {SIGTERM, SIGINT}) signal(signal_number, options.ignores_stop ? SIG_IGN : SIG_DFL);
+  if (options.ignores_stop) signal(SIGHUP, SIG_IGN);  // else as this process was started: nohup's children ignore it
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);

@@ -15,11 +15,11 @@ namespace stemma::cli {
 struct ChildOptions {
   std::vector<std::string> argv;  // argv[0] is the path of the executable
   int stdout_fd = 2;              // where its stdout goes; stderr is inherited, stdin is /dev/null
-  bool ignores_stop = false;      // SIGTERM and SIGINT, unless it handles them itself
+  bool ignores_stop = false;      // SIGTERM, SIGINT and SIGHUP, unless it handles them itself
 };
 
 // Starts it in a process group of its own, so that Ctrl-C reaches us alone; with no signal blocked, nor ignored but as
-// `options` say.
+// `options` say; SIGHUP also where this process was started to ignore it.
 absl::StatusOr<pid_t> StartChild(const ChildOptions& options);
 
 // "exit code 2", "signal 9 (Killed)".

@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iostream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -42,9 +41,8 @@ constexpr int kWorkerStopMs = 5'000;
 constexpr double kPollTimeoutS = 0.5;
 
 sigset_t WaitedSignals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (int signal_number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal_number);
+  sigset_t set = StopSignals();
+  sigaddset(&set, SIGCHLD);
   return set;
 }
 
@@ -79,8 +77,8 @@ absl::Status FinalError(int exit_code, const std::string& reason) {
 // Whether a server that was told to stop has drained. One that the signal itself ended had nothing to drain: it handles
 // signals once it begins to serve.
 bool EndedAsTold(int wait_status) {
-  return wait_status == 0 ||
-         (WIFSIGNALED(wait_status) && (WTERMSIG(wait_status) == SIGTERM || WTERMSIG(wait_status) == SIGINT));
+  const sigset_t stops = StopSignals();
+  return wait_status == 0 || (WIFSIGNALED(wait_status) && sigismember(&stops, WTERMSIG(wait_status)) == 1);
 }
 
 // Returns the rank that process `pid` is at the server; null: the server has no such worker.
@@ -94,7 +92,7 @@ const v1::RankInfo* FindRank(const v1::ServerInfo& info, pid_t pid) {
 }  // namespace
 
 LocalRun::LocalRun(LocalOptions options)
-    : options_(std::move(options)), parent_(getppid()), losses_(options_.num_workers) {}
+    : options_(std::move(options)), parent_(getppid()), stdout_(STDOUT_FILENO), losses_(options_.num_workers) {}
 
 LocalRun::~LocalRun() {
   Stop().IgnoreError();     // nobody is left to be told
@@ -121,9 +119,7 @@ absl::Status LocalRun::Start() {
   ASSIGN_OR_RETURN(const std::string server, SiblingExecutable("stemma-server"));
   RETURN_IF_ERROR(SiblingExecutable("stemma-worker").status());
   SweepScratchFolders(TemporaryRoot());
-  std::string scratch = absl::StrCat(TemporaryRoot(), "/", kScratchPrefix, "XXXXXX");
-  if (mkdtemp(scratch.data()) == nullptr) return absl::InternalError(absl::StrCat("cannot create ", scratch));
-  scratch_directory_ = scratch;
+  ASSIGN_OR_RETURN(scratch_directory_, MakeScratchFolder(TemporaryRoot(), kScratchPrefix));
   secret_ = NewWorkerSecret();
   RETURN_IF_ERROR(EnsureSecret());
   server_argv_ = {server, "--ready-file", AddressPath(scratch_directory_), "--worker-secret-file",
@@ -217,6 +213,7 @@ absl::Status LocalRun::Serve() {
       return absl::OkStatus();
     } else {
       NoteReadiness();
+      PrintAddress();
       RETURN_IF_ERROR(StartDueServer(tick_ms));
       RETURN_IF_ERROR(StartDueWorkers(tick_ms));
       RETURN_IF_ERROR(LookAtWorkers(tick_ms));
@@ -339,8 +336,13 @@ absl::Status LocalRun::Announce() {
   }
   announced_ = true;
   Say("serving; Ctrl-C stops");
-  std::cout << address_ << std::endl;
+  PrintAddress();
   return absl::OkStatus();
+}
+
+void LocalRun::PrintAddress() {
+  if (!announced_ || printed_) return;
+  printed_ = stdout_.Write(address_ + "\n", [](int64_t) { return ""; });
 }
 
 absl::Duration LocalRun::ServerStop() const {

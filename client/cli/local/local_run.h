@@ -20,6 +20,7 @@
 #include "client/cli/local/gang_losses.h"
 #include "client/cli/local/restart_policy.h"
 #include "client/cli/local/worker_process.h"
+#include "common/base/line_writer.h"
 #include "common/base/logging.h"
 #include "common/base/ready_file.h"
 #include "common/base/stop_times.h"
@@ -71,6 +72,7 @@ class LocalRun {
   absl::Status LookAtWorkers(int elapsed_ms);
   std::optional<v1::ServerInfo> AskServer();
   absl::Status Announce();
+  void PrintAddress();  // where it is due; what reads it may be slow, or have stopped
   void Say(const std::string& text) const;
   absl::Duration ServerStop() const;  // longer than the server may take to drain
   absl::Status Stop();
@@ -86,7 +88,8 @@ class LocalRun {
   int server_starts_in_ms_ = 0;  // while it does not run
   std::vector<WorkerProcess> workers_;
   bool ready_ = false;  // all workers serve
-  bool announced_ = false;
+  bool announced_ = false, printed_ = false;
+  LineWriter stdout_;  // must not keep it from its children
   bool stop_requested_ = false;
   double told_s_ = 0;  // when the server was told to stop
   RestartPolicy policy_;

@@ -1,14 +1,19 @@
 #include "client/cli/local/scratch_folder.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <system_error>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "client/cli/output/command_status.h"
 #include "common/base/clock.h"
 
 namespace stemma::cli {
@@ -32,6 +37,13 @@ UniqueFd OpenFolder(const std::string& path) {
 bool Lock(const UniqueFd& folder) { return flock(folder.get(), LOCK_EX | LOCK_NB) == 0; }
 
 }  // namespace
+
+absl::StatusOr<std::string> MakeScratchFolder(const std::string& root, const std::string& prefix) {
+  std::string path = absl::StrCat(root, "/", prefix, "XXXXXX");
+  if (mkdtemp(path.data()) != nullptr) return path;
+  return UsageError(absl::StrCat("cannot create a folder in ", root, ": ", strerror(errno),
+                                 "; set TMPDIR to a directory that can be written"));
+}
 
 UniqueFd LockScratchFolder(const std::string& path) {
   UniqueFd folder = OpenFolder(path);

@@ -4,11 +4,15 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "common/base/unique_fd.h"
 
 namespace stemma::cli {
 
 inline constexpr char kScratchPrefix[] = "stemma-local-";
+
+// Makes one whose name begins so, for this user alone. Errors: a usage error, which says why and what to do.
+absl::StatusOr<std::string> MakeScratchFolder(const std::string& root, const std::string& prefix);
 
 // Takes the lock, which ends with the process; none: the folder cannot be opened.
 UniqueFd LockScratchFolder(const std::string& path);

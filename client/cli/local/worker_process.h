@@ -20,8 +20,8 @@ class WorkerProcess {
   // `arguments`: all that follows the executable but the ready file. `name`: as messages call it.
   WorkerProcess(std::string name, std::string ready_path, std::vector<std::string> arguments);
 
-  // Starts it now. SIGTERM and SIGINT do not end it: a stop that signals every process must leave the server a worker,
-  // or no checkpoint could be saved. Requires: not running.
+  // Starts it now. SIGTERM, SIGINT and SIGHUP do not end it: a stop that signals every process must leave the server a
+  // worker, or no checkpoint could be saved. Requires: not running.
   absl::Status Start();
 
   // Makes it due once IsDue has counted `delay_ms`. Requires: not running.

@@ -64,7 +64,9 @@ class Connection:
         self.channel = grpc.insecure_channel(address, options=[
             ("grpc.max_receive_message_length", _RECEIVE_BYTES_MAX), ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS), ("grpc.min_reconnect_backoff_ms", _HANDSHAKE_MS),
-            ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS), ("grpc.keepalive_time_ms", _PING_MS),
+            ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS),
+            # A server may come back at another address: its name is asked for again at each try, not only every 30 s.
+            ("grpc.dns_min_time_between_resolutions_ms", _RECONNECT_MAX_MS), ("grpc.keepalive_time_ms", _PING_MS),
             # Which of the two counts differs between gRPC's versions.
             ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS), ("grpc.http2.ping_timeout_ms", _PING_ANSWER_MS),
             ("grpc.http2.max_pings_without_data", 0),

@@ -104,7 +104,7 @@ class CliLocalStopTest(LocalCase):
             workers = set(self.gang().values())
             for pid in children:
                 ignored = int(re.search(r"SigIgn:\s*(\w+)", pathlib.Path(f"/proc/{pid}/status").read_text())[1], 16)
-                for number in (signal.SIGTERM, signal.SIGINT):
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                     self.assertEqual(bool(ignored >> (number - 1) & 1), pid in workers, (number, pid))
             local.send(signal.SIGTERM)
             self.assertEqual(local.finish()[0], 0)

@@ -1,5 +1,6 @@
 """`stemma local` as a supervisor, with a server and a worker that the test plays: what it starts and restarts."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -8,7 +9,7 @@ import signal
 import unittest
 
 from cli_local_testing import LocalCase
-from cli_testing import children_of, is_alive, wait_for
+from cli_testing import BIN, Process, children_of, is_alive, wait_for
 
 
 class CliLocalTest(LocalCase):
@@ -31,6 +32,38 @@ class CliLocalTest(LocalCase):
             code, out, _ = local.finish()
         self.assertEqual(code, 0)
         self.assertEqual(len(out.splitlines()), 1)
+
+    def test_output_that_nobody_reads_holds_nothing_up(self):
+        """Neither what it watches, nor its end; a reader that comes late finds the address all the same."""
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        for piece in (4096, 1):
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(write_end, b"x" * piece)
+        os.set_blocking(write_end, True)
+        with self.local(stdout=write_end) as local:
+            os.close(write_end)
+            address, _ = self.serving(local)
+            first = self.worker_pid()
+            os.kill(first, signal.SIGKILL)
+            wait_for(lambda: self.worker_pid() not in (0, first), "another worker")
+            self.lines_until(local, "a new worker has the model")
+            said = bytearray()
+            while not said.endswith(b"\n"):
+                said += os.read(read_end, 1 << 16)
+            self.assertEqual(said.lstrip(b"x").decode(), address)
+            local.send(signal.SIGTERM)
+            self.assertEqual(local.finish()[0], 0)
+            self.assertEqual(os.read(read_end, 1), b"", "it is printed once")
+        os.close(read_end)
+
+    def test_without_a_folder_for_its_own_files_it_says_what_to_do(self):
+        for exit_code, command in ((2, ("local", "--model", "m")), (1, ("doctor",))):
+            with Process(BIN / "stemma", *command, env={**os.environ, "TMPDIR": "/proc"}) as process:
+                code, out, err = process.finish()
+            self.assertEqual(code, exit_code, err)
+            self.assertIn("cannot create a folder in /proc: No such file or directory; set TMPDIR to", out + err)
 
     def test_a_worker_that_never_serves_ends_it_after_three_restarts(self):
         self.mode("worker", "fail")

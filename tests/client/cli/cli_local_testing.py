@@ -26,10 +26,10 @@ class LocalCase(unittest.TestCase):
         (self.directory / "tmp").mkdir()
         self.ready_file = self.directory / "ready"
 
-    def local(self, *arguments):
+    def local(self, *arguments, **options):
         environment = {**os.environ, "CLI_TEST_DIRECTORY": str(HERE), "TMPDIR": str(self.directory / "tmp")}
         return Process(self.directory / "stemma", "local", "--model", "m", "--ready-file", self.ready_file, *arguments,
-                       env=environment)
+                       env=environment, **options)
 
     def mode(self, name, mode):
         (self.directory / f"{name}.mode").write_text(mode)

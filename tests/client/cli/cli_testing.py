@@ -258,8 +258,8 @@ class Process:
     """A process of the test in a group of its own; killed at the end whatever happened."""
 
     def __init__(self, *argv, **kwargs):
-        self.process = subprocess.Popen(list(map(str, argv)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                        start_new_session=True, **kwargs)
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kwargs}
+        self.process = subprocess.Popen(list(map(str, argv)), text=True, start_new_session=True, **options)
         self.pid = self.process.pid
 
     def __enter__(self):

@@ -88,6 +88,7 @@ TEST(ProcessTest, TheFirstProcessOfANamespaceEndsAtASignal) {
   if (at_sigterm == kNoNamespace) GTEST_SKIP() << "needs PID namespaces of a user's own";
   EXPECT_EQ(at_sigterm, 128 + SIGTERM);
   EXPECT_EQ(ExitOfFirstProcess(EndAtSignalsAsFirstProcess, {SIGINT}), 128 + SIGINT);
+  EXPECT_EQ(ExitOfFirstProcess(EndAtSignalsAsFirstProcess, {SIGHUP}), 128 + SIGHUP);
 }
 
 TEST(ProcessTest, TheFirstProcessOfANamespaceIgnoresWhatItWasStartedToIgnore) {
@@ -98,6 +99,22 @@ TEST(ProcessTest, TheFirstProcessOfANamespaceIgnoresWhatItWasStartedToIgnore) {
   const int code = ExitOfFirstProcess(begin, {SIGINT, SIGTERM});
   if (code == kNoNamespace) GTEST_SKIP() << "needs PID namespaces of a user's own";
   EXPECT_EQ(code, 128 + SIGTERM);
+}
+
+// A closed terminal sends it; nohup's children outlive one.
+TEST(ProcessTest, AHangUpStopsWhatDoesNotIgnoreIt) {
+  for (const bool ignored : {false, true}) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      signal(SIGHUP, ignored ? SIG_IGN : SIG_DFL);
+      const sigset_t signals = StopSignals();
+      _exit(sigismember(&signals, SIGHUP) + 2 * sigismember(&signals, SIGTERM) + 4 * sigismember(&signals, SIGINT));
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(WEXITSTATUS(status), ignored ? 6 : 7);
+  }
 }
 
 TEST(ProcessTest, AnyOtherProcessEndsByTheSignalItself) {

@@ -19,6 +19,7 @@ namespace stemma::server {
 namespace {
 
 using internal::v1::JournalRow;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::IsOk;
 using testing::StatusIs;
@@ -94,6 +95,19 @@ TEST(StorageTest, RowsThatMakeNoSenseAreRefused) {
     EXPECT_TRUE(absl::IsDataLoss(status)) << what << ": " << status;
     EXPECT_TRUE(absl::StrContains(status.message(), what)) << what << ": " << status;
   }
+  const TempFolder folder;
+  EXPECT_THAT(OpenWith(folder.path(), {Started(2).SerializeAsString(), Started(1).SerializeAsString()}).status(),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("row 2 of the journal in " + folder.path())));
+}
+
+// It is whole: the version that wrote it goes on from it, and a supervisor need not take it for damage.
+TEST(StorageTest, ARowOfANewerVersionIsNoDamage) {
+  const TempFolder folder;
+  constexpr char kFieldOfLater[] = "\xfa\x3f\x00";  // field 1023, empty
+  EXPECT_THAT(
+      OpenWith(folder.path(), {Started(1).SerializeAsString(), std::string(kFieldOfLater, 3)}).status(),
+      StatusIs(absl::StatusCode::kFailedPrecondition, AllOf(HasSubstr("row 2 of the journal in " + folder.path()),
+                                                            HasSubstr("start the version that wrote it"))));
 }
 
 // A journal that is an old copy names none of the newest requests; they are there when the newest comes back.

@@ -8,8 +8,10 @@
 namespace stemma::server {
 namespace {
 
+using ::testing::HasSubstr;
 using testing::Invalid;
 using testing::IsOk;
+using testing::StatusIs;
 
 // Lets seconds pass, one event each.
 void Wait(Gang& gang, absl::Time& now, int seconds) {
@@ -95,6 +97,43 @@ TEST(GangTest, RanksAreByHostThenDeviceWhoeverCameFirst) {
     EXPECT_EQ((*others)[i].generation(), 1u);
   }
   EXPECT_THAT(gang.OpenStore(4, "10.0.0.1:701").status(), Invalid("not to be opened")) << "a second one";
+}
+
+internal::v1::Register WorkerOn(const std::string& device_id, const std::string& host = "a",
+                                const std::string& device = "cuda:0") {
+  internal::v1::Register message = WorkerAt(host, device, "10.0.0.1");
+  message.set_incarnation("w" + device_id);
+  message.set_device_id(device_id);
+  return message;
+}
+
+// As processes of a job that each see one GPU of their host, or pods in its network.
+TEST(GangTest, WorkersOfOneNameAreToldApartByTheirHardware) {
+  Gang gang(MeshOf(3));
+  ASSERT_THAT(gang.Join(kStart, 1, WorkerOn("c")), IsOk());
+  ASSERT_THAT(gang.Join(kStart, 2, WorkerOn("a")), IsOk());
+  EXPECT_THAT(gang.Join(kStart, 3, WorkerOn("c")),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("has a worker already, wc")));
+  EXPECT_FALSE(gang.Join(kStart, 3, WorkerOn("c", "b", "cuda:1")).ok()) << "whatever it is called";
+  EXPECT_FALSE(gang.Join(kStart, 3, WorkerOn("")).ok()) << "one that does not know it is told by its name";
+  ASSERT_THAT(JoinAndBegin(gang, kStart, 3, WorkerOn("b")).status(), IsOk());
+  EXPECT_EQ(gang.RankOf(2), 0u) << "ranks of one name are by the hardware";
+  EXPECT_EQ(gang.RankOf(3), 1u);
+  EXPECT_EQ(gang.RankOf(1), 2u);
+}
+
+TEST(GangTest, RanksOfTwoBuildsAreRefused) {
+  Gang gang(MeshOf(3));
+  internal::v1::Register first = WorkerAt("a", "cpu:0"), second = WorkerAt("a", "cpu:1");
+  first.set_build_id("b1");
+  second.set_build_id("b2");
+  ASSERT_THAT(gang.Join(kStart, 1, first), IsOk());
+  EXPECT_THAT(gang.Join(kStart, 2, second),
+              Invalid("this one, cpu:1 of host a, has build b2, another, cpu:0 of host a, "
+                      "has b1: install the same one"));
+  ASSERT_THAT(gang.Join(kStart, 2, WorkerAt("a", "cpu:2")), IsOk()) << "an unknown one is compared with none";
+  second.set_build_id("b1");
+  EXPECT_THAT(gang.Join(kStart, 3, second), IsOk());
 }
 
 TEST(GangTest, AStoreIsRankZerosAndNobodyLoadsBeforeIt) {

@@ -39,11 +39,11 @@ int StatusOfChild(const Function& function) {
 void ExpectOldAndMaybeNew(const std::string& directory, bool has_new, const std::string& what) {
   const absl::StatusOr<CheckpointStore> store = CheckpointStore::Open(directory);
   ASSERT_THAT(store, IsOk()) << what;
-  const absl::StatusOr<std::vector<StoredCheckpoint>> found = store->Scan();
+  const absl::StatusOr<ScannedCheckpoints> found = store->Scan();
   ASSERT_THAT(found, IsOk()) << what;
-  ASSERT_EQ(found->size(), has_new ? 2u : 1u) << what;
-  EXPECT_EQ((*found)[0].manifest.name(), "old");
-  for (const StoredCheckpoint& stored : *found) {
+  ASSERT_EQ(found->checkpoints.size(), has_new ? 2u : 1u) << what;
+  EXPECT_EQ(found->checkpoints[0].manifest.name(), "old");
+  for (const StoredCheckpoint& stored : found->checkpoints) {
     const std::string& name = stored.manifest.name();
     EXPECT_THAT(store->Verify(name, stored.manifest_sha256), IsOk()) << what;
     EXPECT_EQ(store->Verify(name, "")->client_state, "state of " + name) << what;

@@ -162,7 +162,7 @@ TEST_F(CheckpointDamageTest, ALinkInPlaceOfAFolderIsNotFollowed) {
   EXPECT_EQ(ErrorReason(status), "CORRUPT_CHECKPOINT") << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("checkpoints/a: is a link"));
   EXPECT_EQ(store_.Retire("a").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(store_.Scan()->empty());
+  EXPECT_TRUE(store_.Scan()->checkpoints.empty());
 }
 
 // A manifest of another writer: each would read or allocate what is not there.
@@ -191,7 +191,7 @@ TEST_F(CheckpointDamageTest, AHostileManifestIsRefused) {
   damaged[damaged.find("\"version\":2") + 10] = '3';
   SetBytes(Path("manifest.json"), damaged);
   ExpectRefused("manifest.json", "has the version 3, this program reads 2", "a version that the seal denies");
-  EXPECT_TRUE(store_.Scan()->empty());
+  EXPECT_TRUE(store_.Scan()->checkpoints.empty());
   fs::resize_file(Path("manifest.json"), kManifestBytesMax + 1);
   ExpectRefused("manifest.json", "the limit is 268435456", "a sparse file that is too long");
 }

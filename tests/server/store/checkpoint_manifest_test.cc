@@ -109,6 +109,10 @@ TEST(CheckpointManifestTest, AnotherVersionOrFieldIsRefusedWithWhatToDo) {
   for (const char* version : {"0", "1", "3", "-1", "1.5", "\"2\"", "null", "{}", "99999999999999999999"}) {
     EXPECT_FALSE(DecodeManifest(SealedObject(std::string("\"version\":") + version)).ok()) << version;
   }
+  EXPECT_THAT(DecodeManifest(R"({"version":1,"step":"1"})").status(),
+              testing::StatusIs(absl::StatusCode::kFailedPrecondition, ::testing::HasSubstr("has the version 1")))
+      << "the first had no seal";
+  EXPECT_THAT(DecodeManifest(R"({"version":1,"seal":""})"), Invalid("has the version 1"));
   EXPECT_THAT(DecodeManifest(R"({"version":3,"later":[]})"), Invalid("this program reads 2: use the program"));
   EXPECT_THAT(DecodeManifest(SealedObject(R"("version":2,"later":[])")), Invalid("later"));
   EXPECT_THAT(DecodeManifest(SealedObject(R"("version":2,"config":{"later":1})")), Invalid("later"));

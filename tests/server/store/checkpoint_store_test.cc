@@ -76,13 +76,13 @@ TEST_F(CheckpointStoreTest, WhatWasSavedIsFoundVerifiedAndListed) {
     EXPECT_EQ(verified->manifest_sha256, stored->manifest_sha256);
     EXPECT_EQ(verified->bytes, bytes);
   }
-  const absl::StatusOr<std::vector<StoredCheckpoint>> found = reopened.Scan();
+  const absl::StatusOr<ScannedCheckpoints> found = reopened.Scan();
   ASSERT_THAT(found, IsOk());
-  ASSERT_EQ(found->size(), 1u);
-  EXPECT_EQ((*found)[0].manifest.SerializeAsString(), expected.SerializeAsString());
-  EXPECT_EQ((*found)[0].manifest_sha256, stored->manifest_sha256);
-  EXPECT_EQ((*found)[0].bytes, bytes);
-  EXPECT_EQ((*found)[0].client_state, "") << "the manifest alone is read";
+  ASSERT_EQ(found->checkpoints.size(), 1u);
+  EXPECT_EQ(found->checkpoints[0].manifest.SerializeAsString(), expected.SerializeAsString());
+  EXPECT_EQ(found->checkpoints[0].manifest_sha256, stored->manifest_sha256);
+  EXPECT_EQ(found->checkpoints[0].bytes, bytes);
+  EXPECT_EQ(found->checkpoints[0].client_state, "") << "the manifest alone is read";
 }
 
 // Pieces end inside a read, and reads inside a piece.
@@ -113,11 +113,18 @@ TEST_F(CheckpointStoreTest, ScanOrdersByStepAndNameAndLeavesOutWhatIsDamaged) {
   fs::create_directory_symlink(Path("a"), Path("link"));
   SetBytes(Path("file"), "");
   fs::create_directory(Path(".tmp-x"));
-  const absl::StatusOr<std::vector<StoredCheckpoint>> found = store_.Scan();
+  const absl::StatusOr<ScannedCheckpoints> found = store_.Scan();
   ASSERT_THAT(found, IsOk());
   std::vector<std::string> names;
-  for (const StoredCheckpoint& stored : *found) names.push_back(stored.manifest.name());
+  for (const StoredCheckpoint& stored : found->checkpoints) names.push_back(stored.manifest.name());
   EXPECT_THAT(names, ::testing::ElementsAre("z", "a", "b", "c"));
+  std::vector<std::string> left_out;
+  for (const LeftOutFolder& folder : found->left_out) {
+    left_out.push_back(folder.name);
+    EXPECT_THAT(folder.why, HasSubstr("checkpoints")) << "it names the folder";
+    EXPECT_THAT(folder.why, HasSubstr(folder.name));
+  }
+  EXPECT_THAT(left_out, ::testing::UnorderedElementsAre("hurt", "renamed", "no-manifest", "link", "file"));
   EXPECT_TRUE(fs::exists(Path("hurt"))) << "it is left for the operator";
 }
 
@@ -136,7 +143,7 @@ TEST_F(CheckpointStoreTest, AScanThatTheSystemRefusesIsNoAnswer) {
   for (const int fd : taken) close(fd);
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal, HasSubstr("whole")));
-  EXPECT_EQ(store_.Scan()->size(), 1u);
+  EXPECT_EQ(store_.Scan()->checkpoints.size(), 1u);
 }
 
 TEST_F(CheckpointStoreTest, OpenRemovesWhatWasLeftUnfinishedAndNothingElse) {
@@ -197,7 +204,7 @@ TEST_F(CheckpointStoreTest, ASaveAndARemovalOfOneNameAreApart) {
   EXPECT_EQ(retired->substr(0, 5), ".tmp-");
   EXPECT_THAT(store_.Retire("none"), StatusIs(absl::StatusCode::kNotFound, HasSubstr("checkpoints/none")));
   EXPECT_EQ(*store_.Retire("a"), *retired) << "the call before may have failed after its rename";
-  EXPECT_TRUE(store_.Scan()->empty());
+  EXPECT_TRUE(store_.Scan()->checkpoints.empty());
   ASSERT_THAT(store_.Commit(temporary, again.manifest, ""), IsOk());
   EXPECT_TRUE(fs::exists(Path(*retired + "/manifest.json")));
   ASSERT_EQ(*store_.Retire("a"), *retired) << "over one that was not removed yet";

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -38,6 +39,7 @@ def test_a_worker_registers_where_it_is(server):
     session.close()
     _, session, register = server.start("--device", "cpu:3", "--address", "127.0.0.7")
     assert (register.device, register.address) == ("cpu:3", "127.0.0.7")
+    assert re.fullmatch("[0-9a-f]{40}", register.build_id) and register.device_id == "", "a CPU is told by its name"
     assert 1 <= register.cores <= len(os.sched_getaffinity(0))
     fields = configure(server.root)
     fields["config"]["threads"] = 0  # all cores
@@ -59,7 +61,7 @@ def test_a_wrong_option_is_named(server, option, value, said):
 FIRST_PROCESS = ("unshare", "--user", "--map-root-user", "--pid", "--fork")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_first_process_of_a_container(server, number):
     """The kernel keeps from it what it has no handler for."""
     if subprocess.run([*FIRST_PROCESS, "true"], capture_output=True, check=False).returncode != 0:

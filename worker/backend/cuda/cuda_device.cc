@@ -9,7 +9,9 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "worker/backend/build_id.h"
 #include "worker/backend/cuda/cuda_backend.h"
 #include "worker/backend/cuda/cuda_memory.h"
@@ -54,6 +56,10 @@ class CudaDevice final : public Device {
             .cublas = CublasVersion(),
             .cudnn = absl::StrCat(at::detail::getCUDAHooks().versionRuntimeCuDNN()),
             .build_id = OwnBuildId()};
+  }
+  std::string id() const override {
+    const cudaUUID_t& uuid = at::cuda::getDeviceProperties(device_.index())->uuid;
+    return absl::BytesToHexString(absl::string_view(uuid.bytes, sizeof(uuid.bytes)));
   }
   DeviceMemory memory() const override { return CudaMemory(device_); }
   Backend MakeBackend(const BackendRequest& request) const override { return MakeCudaBackend(device_, request); }

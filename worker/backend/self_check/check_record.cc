@@ -15,6 +15,7 @@
 #include "common/base/json_fields.h"
 #include "common/base/status_macros.h"
 #include "common/base/temporary_file.h"
+#include "common/base/temporary_folder.h"
 
 namespace stemma::worker {
 namespace {
@@ -137,9 +138,8 @@ std::optional<std::vector<CheckResult>> ReadRecord(const std::string& data_direc
 
 absl::Status WriteRecord(const std::string& data_directory, const CheckFingerprint& fingerprint,
                          const std::vector<CheckResult>& results) {
-  std::error_code error;
-  std::filesystem::create_directories(FolderIn(data_directory), error);
-  if (error) return ErrnoStatus("mkdir", FolderIn(data_directory), error.value());
+  const std::string folder = FolderIn(data_directory);
+  if (const int error = MakeFolders(folder); error != 0) return ErrnoStatus("mkdir", folder, error);
   return ReplaceFile(PathIn(data_directory, fingerprint), EncodeRecord(fingerprint, results));
 }
 

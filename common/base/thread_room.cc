@@ -1,0 +1,28 @@
+#include "common/base/thread_room.h"
+
+#include <latch>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace stemma {
+
+absl::Status CheckThreadRoom(size_t count) {
+  std::latch all_counted(1);
+  std::vector<std::jthread> threads;  // joined at the end
+  absl::Status room;
+  try {
+    while (threads.size() < count) threads.emplace_back([&] { all_counted.wait(); });
+  } catch (const std::system_error& error) {
+    room = absl::FailedPreconditionError(absl::StrCat("the process may start ", threads.size(),
+                                                      " threads more, and needs ", count, " (", error.what(),
+                                                      "): raise RLIMIT_NPROC (`ulimit -u`), which counts all of the "
+                                                      "user's threads, or pids.max of its control group"));
+  }
+  all_counted.count_down();
+  return room;
+}
+
+}  // namespace stemma

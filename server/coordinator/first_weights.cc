@@ -1,0 +1,66 @@
+#include "server/coordinator/first_weights.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "glog/logging.h"
+#include "server/protocol/checkpoint_rules.h"
+
+namespace stemma::server {
+namespace {
+
+constexpr size_t kNamedFoldersMax = 3;
+
+// Says of the first few why each is no checkpoint.
+std::string ReasonsOf(const std::vector<LeftOutFolder>& folders) {
+  std::vector<std::string> reasons;
+  for (size_t i = 0; i < std::min(folders.size(), kNamedFoldersMax); ++i) reasons.push_back(folders[i].why);
+  const std::string text = absl::StrJoin(reasons, "; ");
+  return folders.size() <= kNamedFoldersMax ? text
+                                            : absl::StrCat(text, "; and ", folders.size() - kNamedFoldersMax, " more");
+}
+
+bool IsFound(const Storage& storage, const std::string& name) {
+  return std::any_of(storage.found().begin(), storage.found().end(),
+                     [&](const auto& known) { return known.name() == name; });
+}
+
+absl::StatusOr<std::string> ChooseNewest(const Storage& storage) {
+  if (!storage.found().empty() || storage.left_out().empty()) return FurthestOfNewestLineage(storage.found());
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--resume auto: no folder of the new --data directory's checkpoints/ is a checkpoint that training can go on "
+      "from: ",
+      ReasonsOf(storage.left_out()), "; copy it here again as a whole, or begin anew from --model with --resume none"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Storage& storage) {
+  const bool is_new = storage.state().lineage().empty();
+  if (resume == kResumeNothing || (resume == kResumeNewest && !is_new)) return "";
+  if (resume == kResumeNewest) return ChooseNewest(storage);
+  if (!IsFound(storage, resume)) {
+    return absl::InvalidArgumentError(absl::StrCat("--resume ", resume, ": there is no such checkpoint in --data"));
+  }
+  if (!is_new) {
+    LOG(WARNING) << "--resume " << resume << " is for a new --data directory; this one's journal goes on with lineage "
+                 << storage.state().lineage() << " (stemma checkpoint load goes back)";
+  }
+  return resume;
+}
+
+std::string ChooseFirst(const std::string& resumed, bool replays, const Storage& storage) {
+  if (!resumed.empty()) return resumed;
+  internal::v1::JournalState state = storage.state();
+  auto& known = *state.mutable_checkpoints();
+  known.erase(std::remove_if(known.begin(), known.end(),
+                             [&](const internal::v1::KnownCheckpoint& checkpoint) {
+                               return !IsFound(storage, checkpoint.name());
+                             }),
+              known.end());
+  return ChooseBase(state, replays).checkpoint;
+}
+
+}  // namespace stemma::server

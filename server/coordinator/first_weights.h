@@ -1,0 +1,21 @@
+// The checkpoint whose weights a server that starts on a data directory will load first. Pure, but for a warning: what
+// Storage found decides.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/coordinator/storage.h"
+
+namespace stemma::server {
+
+// Returns the checkpoint with which a new journal begins, as --resume says; empty: none, or the journal is not new.
+// Errors: InvalidArgument - none has the name that was given; FailedPrecondition - the newest one is wanted, and none
+// of the folders beside a new journal is whole: the model directory's weights would silently take the place of theirs.
+absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Storage& storage);
+
+// Returns the checkpoint with which recovery begins, of those that are there. `resumed`: what ChooseResumed returned;
+// empty: the weights are the model directory's.
+std::string ChooseFirst(const std::string& resumed, bool replays, const Storage& storage);
+
+}  // namespace stemma::server

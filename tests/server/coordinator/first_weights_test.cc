@@ -1,0 +1,111 @@
+// Which weights a server that starts loads first, by what lies in its data directory.
+#include "server/coordinator/first_weights.h"
+
+#include <filesystem>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "server/protocol/checkpoint_rules.h"
+#include "tests/server/store/checkpoint_files.h"
+#include "tests/testing/status_matchers.h"
+
+namespace stemma::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::IsOk;
+using testing::StatusIs;
+using testing::TempFolder;
+
+const std::string kNewest(kResumeNewest), kNothing(kResumeNothing);
+
+class FirstWeightsTest : public ::testing::Test {
+ protected:
+  void Save(const std::string& name, uint64_t step) const {
+    ASSERT_THAT(CommitSave(*CheckpointStore::Open(folder_.path()), folder_.path(), MakeSave(name, 1, step), ""),
+                IsOk());
+  }
+  std::string Manifest(const std::string& name) const { return folder_ / ("checkpoints/" + name + "/manifest.json"); }
+  std::unique_ptr<Storage> Open() const {
+    absl::StatusOr<std::unique_ptr<Storage>> storage = Storage::Open(folder_.path(), /*requests_kept=*/4);
+    EXPECT_THAT(storage, IsOk());
+    return *std::move(storage);
+  }
+
+  const TempFolder folder_;
+};
+
+TEST_F(FirstWeightsTest, ANewDirectoryBeginsWithItsNewestCheckpointOrNone) {
+  EXPECT_EQ(ChooseResumed(kNewest, *Open()).value_or("none"), "");
+  Save("step-4", 4);
+  Save("step-9", 9);
+  std::filesystem::create_directory(folder_ / "checkpoints/notes");
+  EXPECT_EQ(ChooseResumed(kNewest, *Open()).value_or("none"), "step-9");
+  EXPECT_EQ(ChooseResumed("step-4", *Open()).value_or("none"), "step-4");
+  EXPECT_EQ(ChooseResumed(kNothing, *Open()).value_or("none"), "");
+  EXPECT_THAT(ChooseResumed("step-5", *Open()).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("step-5")));
+}
+
+// The steps that were moved here would be trained again from the model directory, and nobody would be told.
+TEST_F(FirstWeightsTest, ANewDirectoryWithoutAWholeCheckpointDoesNotBeginAnew) {
+  for (const bool damaged : {false, true}) {
+    Save("step-4", 4);
+    if (damaged) {
+      SetBytes(Manifest("step-4"), BytesOf(Manifest("step-4")).substr(1));
+    } else {
+      std::filesystem::remove(Manifest("step-4"));
+    }
+    for (int starts = 0; starts < 2; ++starts) {  // another start says the same
+      EXPECT_THAT(ChooseResumed(kNewest, *Open()).status(),
+                  StatusIs(absl::StatusCode::kFailedPrecondition,
+                           AllOf(HasSubstr("checkpoints/step-4"), HasSubstr("--resume none"))));
+    }
+    EXPECT_EQ(ChooseResumed(kNothing, *Open()).value_or("none"), "");
+    std::filesystem::remove_all(folder_ / "checkpoints/step-4");
+  }
+  EXPECT_EQ(ChooseResumed(kNewest, *Open()).value_or("none"), "") << "control";
+}
+
+TEST_F(FirstWeightsTest, AFewOfManyFoldersAreNamed) {
+  for (const char* name : {"a", "b", "c", "d", "e"}) {
+    std::filesystem::create_directories(folder_ / ("checkpoints/" + std::string(name)));
+  }
+  EXPECT_THAT(ChooseResumed(kNewest, *Open()).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("; and 2 more; ")));
+}
+
+void KeepKnown(const std::string& folder) {
+  internal::v1::JournalRow row;
+  internal::v1::JournalState& state = *row.mutable_snapshot();
+  state.set_epoch(1);
+  state.set_lineage("lineage-1");
+  state.set_step(9);
+  state.set_weight_version(9);
+  for (const auto& [name, step] : {std::pair("step-4", 4), {"step-9", 9}}) {
+    internal::v1::KnownCheckpoint& known = *state.add_checkpoints();
+    known.set_name(name);
+    known.set_lineage("lineage-1");
+    known.set_step(static_cast<uint64_t>(step));
+    known.set_weight_version(static_cast<uint64_t>(step));
+  }
+  absl::StatusOr<Journal> journal = Journal::Open(folder);
+  ASSERT_THAT(journal, IsOk());
+  ASSERT_THAT(journal->Append(1, row.SerializeAsString(), /*settles=*/true), IsOk());
+}
+
+// The journal knows of one that is gone; its weights are not the ones that are loaded.
+TEST_F(FirstWeightsTest, RecoveryBeginsWithACheckpointThatIsThere) {
+  KeepKnown(folder_.path());
+  DrawnSave save = MakeSave("step-4", 1, 4);
+  save.manifest.set_journal_row(1);
+  ASSERT_THAT(CommitSave(*CheckpointStore::Open(folder_.path()), folder_.path(), save, ""), IsOk());
+  const std::unique_ptr<Storage> storage = Open();
+  EXPECT_EQ(ChooseResumed(kNewest, *storage).value_or("none"), "") << "the journal is not new";
+  EXPECT_EQ(ChooseFirst("", /*replays=*/true, *storage), "step-4");
+  EXPECT_EQ(ChooseFirst("named", /*replays=*/true, *storage), "named");
+}
+
+}  // namespace
+}  // namespace stemma::server
