@@ -37,7 +37,7 @@ struct FlashAttentionOptions {
   // A faster library for dense calls of admitted shapes; null: none. Outlives the op.
   const FlashCalls* dense = nullptr;
   AdmittedShapes admitted = {};
-  // Of its calls over ancestors' keys, and of those of lone spans: see PlanLedger.
+  // What plans cost of its calls over ancestors' keys, and of those of lone spans: see PlanLedger.
   double flops_of_plans = 0;
   int64_t scores_of_lone_span = kScoresOfLoneSpan;
   int64_t (*chunks)(const PrefixCall& call, int64_t num_multiprocessors) = ChunksOf;
