@@ -359,3 +359,11 @@ def test_another_files_schema_is_refused():
 
 def test_the_section_of_the_page_is_what_the_script_makes():
     subprocess.run([sys.executable, os.path.join(HERE, "report_page.py"), "--check"], check=True)
+
+
+def test_spans_of_unequal_lengths_are_told_from_the_shortest_to_the_longest():
+    rate = {"strategy": "attention", "spans": 6, "rows": 1920, "keys_of_prefix": 0, "forward": {"tflops": 400.0},
+            "backward": {"tflops": 300.0}}
+    text = page(report(rates={"attention": [rate, {**rate, "step": 64}]}))
+    assert "| attention | 6 | 1,920 | 0 | 400 | 300 |" in text
+    assert "| attention | 6 | 1,920 to 2,240 | 0 | 400 | 300 |" in text

@@ -86,10 +86,16 @@ def copy_rate(report):
     return next((row["bytes_per_s"] for row in report.rows("rates", "copies") if "bytes_per_s" in row), None)
 
 
+def rows_each(row):
+    """How long an attention's spans are: all alike, or from the shortest to the longest."""
+    last = row["rows"] + (row["spans"] - 1) * row.get("step", 0)
+    return f"{row['rows']:,}" if last == row["rows"] else f"{row['rows']:,} to {last:,}"
+
+
 def rate_lines(report, _bars):
     products = [[row["product"], f"{row['rows']:,} × {row['in']:,} × {row['out']:,}", row["direction"],
                  cell(row, number(row.get("tflops"), 0))] for row in report.rows("rates", "products")]
-    attention = [[row["strategy"], str(row["spans"]), f"{row['rows']:,}", f"{row['keys_of_prefix']:,}",
+    attention = [[row["strategy"], str(row["spans"]), rows_each(row), f"{row['keys_of_prefix']:,}",
                   cell(row, number(at(row, "forward", "tflops"), 0)), cell(row, number(at(row, "backward", "tflops"), 0))]
                  for row in report.rows("rates", "attention")]
     copies = [[row["direction"], gigabytes(row["bytes"]),

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/base/clock.h"
@@ -62,27 +63,35 @@ void MeasureProduct(BenchRun& run, const Backend& backend, const Product& produc
   });
 }
 
-// `keys` rows of an ancestor; 0: the rows attend to themselves, causally.
+// `keys` rows of an ancestor; 0: the rows attend to themselves, causally. `step`: by how many rows each span is longer
+// than the one before it.
 struct AttentionSize {
-  int64_t spans = 1, rows = 0, keys = 0;
+  int64_t spans = 1, rows = 0, keys = 0, step = 0;
+  int64_t RowsOf(int64_t span) const { return rows + span * step; }
   double pairs() const {
-    const auto t = static_cast<double>(rows);
-    return static_cast<double>(spans) * (t * (t + 1) / 2 + t * static_cast<double>(keys));
+    double sum = 0;
+    for (int64_t span = 0; span < spans; ++span) {
+      const auto t = static_cast<double>(RowsOf(span));
+      sum += t * (t + 1) / 2 + t * static_cast<double>(keys);
+    }
+    return sum;
   }
 };
 
 void MeasureAttention(BenchRun& run, const Backend& backend, const ModelConfig& model,
                       const AttentionStrategy& strategy, const AttentionSize& size) {
-  const json what = {
-      {"strategy", strategy.name}, {"spans", size.spans}, {"rows", size.rows}, {"keys_of_prefix", size.keys}};
+  json what = {{"strategy", strategy.name}, {"spans", size.spans}, {"rows", size.rows}, {"keys_of_prefix", size.keys}};
+  if (size.step > 0) what["step"] = size.step;
   run.Row("attention", what, [&](json& row) {
     const at::TensorOptions bf16 = backend.options(at::kBFloat16);
-    const int64_t rows = size.spans * size.rows, heads = model.num_heads, kv_heads = model.num_kv_heads;
+    const int64_t heads = model.num_heads, kv_heads = model.num_kv_heads;
     const auto normal = [&](int64_t count, int64_t h) { return at::randn({count, h, model.head_size}, bf16); };
     AttentionBatch batch;
     batch.scale = 1 / std::sqrt(static_cast<double>(model.head_size));
+    int64_t rows = 0;
     for (int64_t i = 0; i < size.spans; ++i) {
-      batch.spans.push_back({i * size.rows, (i + 1) * size.rows, size.keys > 0 ? 0 : -1});
+      const int64_t begin = std::exchange(rows, rows + size.RowsOf(i));
+      batch.spans.push_back({begin, rows, size.keys > 0 ? 0 : -1});
     }
     if (size.keys > 0) {
       const at::Tensor sum = at::zeros({size.keys, kv_heads, model.head_size}, backend.options(at::kFloat));
@@ -188,7 +197,11 @@ absl::Status RunRates(BenchRun& run) {
   std::vector<AttentionSize> sizes = {
       {.rows = rows}, {.spans = 6, .rows = 2048, .keys = 10239}, {.spans = 6, .rows = 2048, .keys = 10240}};
   for (const int64_t t : {2048, 4096, 8192, 16384, 32768}) sizes.push_back({.rows = t});
-  if (tiny) sizes = {{.rows = 64}, {.spans = 3, .rows = 16, .keys = 47}};
+  // Spans of unequal lengths, as rollouts have.
+  sizes.push_back({.spans = 6, .rows = 1920, .step = 64});
+  sizes.push_back({.spans = 3, .rows = 4032, .step = 64});
+  sizes.push_back({.spans = 2, .rows = 6112, .step = 64});
+  if (tiny) sizes = {{.rows = 64}, {.spans = 3, .rows = 16, .keys = 47}, {.spans = 3, .rows = 16, .step = 5}};
   // Before the self-check, which keeps one: each strategy at its rate, whatever the check says of it.
   const Backend unchecked = run.device().MakeBackend({.run_dtype = at::kBFloat16,
                                                       .num_heads = model.num_heads,
