@@ -61,7 +61,7 @@ def test_d2_of_many_that_start_at_once_one_serves(tmp_path):
         assert after.state() == "LOADING", "the lock went with the process that was killed"
 
 
-@pytest.mark.parametrize("data, why", [("", "--data is empty"), ("file", "cannot be created"), ("file/below", "cannot be created")])
+@pytest.mark.parametrize("data, why", [("", "--data is empty"), ("file", "file: is not a directory"), ("file/below", "cannot be created")])
 def test_d2_what_is_no_directory_is_refused_at_start(tmp_path, data, why):
     (tmp_path / "file").touch()
     code, text = start(tmp_path, *GOOD, data=tmp_path / data if data else "")

@@ -22,7 +22,9 @@ TEST(RunConfigRecordTest, ChoicesAreInTheWordsOfRunYaml) {
   EXPECT_EQ(record["layout"], "one_by_one");
   EXPECT_EQ(record["durability"], "rewind");
   EXPECT_EQ(record["wave_suffixes"], 4);
-  EXPECT_EQ(record["head_chunk_tokens"], 512);
+  EXPECT_EQ(record["head_chunk_tokens"], "the worker's device chooses");
+  config.set_head_chunk_tokens(512);
+  EXPECT_EQ(RunConfigRecord(config)["head_chunk_tokens"], 512);
 }
 
 TEST(RunConfigRecordTest, WhatNothingForcesIsThePlanners) {
