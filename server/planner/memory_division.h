@@ -7,8 +7,8 @@
 // Under a budget the optimizer's states stay on the device as long as such a rollout can be trained beside them; else
 // they go to host memory, if that has room.
 // Where host and device are one memory and no budget is given, moving them gains nothing, so they stay.
-// The head's chunks are 512 rows; on a device with memory of its own up to 2,048, of which the logits are at most a 64th
-// of the budget, or of all that the device has.
+// The head's chunks are 512 rows; on a device with memory of its own up to 2,048, of which the logits are at most a
+// 64th of the budget, or of all that the device has.
 #pragma once
 
 #include <cstdint>

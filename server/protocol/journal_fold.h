@@ -17,8 +17,8 @@
 
 namespace stemma::server {
 
-// Errors: DataLoss - the row cannot follow what was folded: no server wrote it after those rows; FailedPrecondition - it
-// is of a kind that a newer version writes.
+// Errors: DataLoss - the row cannot follow what was folded: no server wrote it after those rows; FailedPrecondition -
+// it is of a kind that a newer version writes.
 absl::Status FoldRow(const internal::v1::JournalRow& row, uint64_t requests_kept, internal::v1::JournalState& state);
 
 // The steps that every rank has applied: `step`, unless the last decision was not carried out yet.
