@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import select
 import shutil
 import signal
 import unittest
@@ -51,6 +52,7 @@ class CliLocalTest(LocalCase):
             self.lines_until(local, "a new worker has the model")
             said = bytearray()
             while not said.endswith(b"\n"):
+                self.assertTrue(select.select([read_end], [], [], 30)[0], "the address never came")
                 said += os.read(read_end, 1 << 16)
             self.assertEqual(said.lstrip(b"x").decode(), address)
             local.send(signal.SIGTERM)
