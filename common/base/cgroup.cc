@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
-#include <limits>
 
 namespace stemma {
 namespace {
