@@ -45,11 +45,12 @@ std::string Explained(const std::string& line, absl::Duration timeout) {
   const std::string lower = absl::AsciiStrToLower(line);
   const bool refused = absl::StrContains(lower, "connection refused");  // which Gloo calls a time out as well
   const bool late = absl::StrContains(lower, "timed out") || absl::StrContains(lower, "timeout");
-  return absl::StrCat(refused ? "a peer refuses the connection: it has ended, or listens on another address"
-                      : late  ? absl::StrCat("timed out after ", absl::FormatDuration(timeout),
-                                             ": a peer hangs, is stopped or cannot be reached")
-                              : "a peer has ended, or was killed",
-                      " (", line, ")");
+  return absl::StrCat(
+      refused ? "a peer refuses the connection: it has ended, or listens on another address"
+      : late  ? absl::StrCat("timed out after ", absl::FormatDuration(timeout),
+                             ": a peer hangs, is stopped, cannot be reached, or was killed inside a message")
+              : "a peer has ended, or was killed",
+      " (", line, ")");
 }
 
 // Returns what NCCL said, in one line. PyTorch puts its own source and a general word before NCCL's reason.

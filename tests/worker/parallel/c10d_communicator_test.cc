@@ -168,7 +168,8 @@ TEST(CatchC10d, NcclSpeaksOfAPeer) {
   EXPECT_EQ(refuses.substr(0, refuses.find(" (")),
             "a peer refuses the connection: it has ended, or listens on another address");
   const std::string late = TextOf("Watchdog caught collective operation timeout: WorkNCCL");
-  EXPECT_EQ(late.substr(0, late.find(" (")), "timed out after 7s: a peer hangs, is stopped or cannot be reached");
+  EXPECT_EQ(late.substr(0, late.find(" (")),
+            "timed out after 7s: a peer hangs, is stopped, cannot be reached, or was killed inside a message");
   const std::string store = TextOf("retrieving ncclUniqueId: store->get('0') got error: socket closed");
   EXPECT_EQ(store.substr(0, store.find(" (")), "a peer has ended, or was killed");
 }

@@ -92,7 +92,7 @@ def _lost(gang, lost, what, within):
     survivors = [rank for rank in gang.ranks if rank.rank != lost]
     began = time.monotonic()
     gang.ranks[lost].process.send_signal(what)
-    outputs = [(rank.rank, rank.line("broken") if rank.mode == "reduce" else None, rank.line("error")) for rank in survivors]
+    outputs = [(rank.rank, rank.line("broken") if rank.mode in ("reduce", "large") else None, rank.line("error")) for rank in survivors]
     assert time.monotonic() - began < within
     for rank in survivors:
         rank.rest()
@@ -122,6 +122,23 @@ def test_a_rank_killed_in_any_collective_is_seen_by_every_other(_):
         time.sleep(draw.uniform(0, 0.3))  # somewhere in the rounds
         for rank, _, error in _lost(gang, draw.randrange(3), signal.SIGKILL, within=10):
             assert re.match(rf"rank {rank} of 3, seed \d+: [a-z -]+: UNAVAILABLE: .* of axis dp, rank {rank} of 3: a peer has ended", error)
+
+
+@pytest.mark.parametrize("_", range(2))
+def test_a_rank_killed_inside_a_message_is_seen_when_the_time_is_over(_):
+    """By its server all hear of it at once; Gloo does not tell who has received a part of a message."""
+    draw = random.Random(_draw_seed())
+    with _Gang("large", 3, collective=2) as gang:
+        for rank in gang.ranks:
+            rank.line("ready")
+        time.sleep(draw.uniform(0, 0.3))
+        lost = draw.randrange(3)
+        gang.ranks[lost].process.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)  # the others take what was sent: the beginning of a message, as a rule
+        for rank, broken, error in _lost(gang, lost, signal.SIGKILL, within=20):
+            ended = re.match(rf"UNAVAILABLE: all-reduce gradients of axis dp, rank {rank} of 3: "
+                             r"(a peer has ended, or was killed|timed out after 2s: .*, or was killed inside a message) \(", error)
+            assert ended and broken.split()[0] == "1", error
 
 
 def test_no_rank_dies_of_a_write_to_one_that_has_died():

@@ -19,12 +19,12 @@ using worker::PendingCollective;
 
 class RankProgram {
  public:
-  RankProgram(Communicator& ranks, uint64_t seed, at::Device device)
-      : ranks_(ranks), seed_(seed), device_(device), sizes_(seed) {}
+  RankProgram(Communicator& ranks, uint64_t seed, at::Device device, int64_t count_max = 5000)
+      : ranks_(ranks), seed_(seed), device_(device), count_max_(count_max), sizes_(seed) {}
 
   ProgramResult Run() {
     for (const auto type : {at::kFloat, at::kDouble, at::kLong}) {
-      for (const int64_t count : {int64_t{0}, int64_t{1}, DrawCount(7), DrawCount(5000), DrawCount(5000)}) {
+      for (const int64_t count : {int64_t{0}, int64_t{1}, DrawCount(7), DrawCount(count_max_), DrawCount(count_max_)}) {
         AllReduce(type, count);
         ReduceScatter(type, count, /*in_place=*/false);
         ReduceScatter(type, count, /*in_place=*/true);
@@ -32,7 +32,7 @@ class RankProgram {
       Overlapped(type);
     }
     for (const auto type : {at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kByte}) {
-      for (const int64_t count : {int64_t{0}, int64_t{1}, DrawCount(7), DrawCount(5000)}) {
+      for (const int64_t count : {int64_t{0}, int64_t{1}, DrawCount(7), DrawCount(count_max_)}) {
         AllGather(type, count, /*in_place=*/false);
         AllGather(type, count, /*in_place=*/true);
         for (int root = 0; root < ranks_.size(); ++root) Broadcast(type, count, root);
@@ -45,7 +45,7 @@ class RankProgram {
 
   ProgramResult RunMessages() {
     for (const auto type : {at::kFloat, at::kBFloat16, at::kByte}) {
-      for (const int64_t count : {int64_t{0}, int64_t{1}, DrawCount(5000)}) PassAround(type, count);
+      for (const int64_t count : {int64_t{0}, int64_t{1}, DrawCount(count_max_)}) PassAround(type, count);
     }
     return End();
   }
@@ -217,6 +217,7 @@ class RankProgram {
   Communicator& ranks_;
   const uint64_t seed_;
   const at::Device device_;
+  const int64_t count_max_;
   std::mt19937_64 sizes_;
   uint64_t draws_ = 0;
   Sha256 common_, own_;
@@ -225,8 +226,8 @@ class RankProgram {
 
 }  // namespace
 
-ProgramResult RunRankProgram(worker::Communicator& ranks, uint64_t seed, at::Device device) {
-  return RankProgram(ranks, seed, device).Run();
+ProgramResult RunRankProgram(worker::Communicator& ranks, uint64_t seed, at::Device device, int64_t count_max) {
+  return RankProgram(ranks, seed, device, count_max).Run();
 }
 
 ProgramResult RunMessageProgram(worker::Communicator& ranks, uint64_t seed, at::Device device) {

@@ -18,8 +18,10 @@ struct ProgramResult {
   std::string own_digest;     // over this rank's parts as well
 };
 
-// `device`: of the tensors that cross ranks. REQUIRES: every rank is given the same seed.
-ProgramResult RunRankProgram(worker::Communicator& ranks, uint64_t seed, at::Device device = at::kCPU);
+// `device`: of the tensors that cross ranks. `count_max`: the most values of a rank's part. REQUIRES: every rank is
+// given the same.
+ProgramResult RunRankProgram(worker::Communicator& ranks, uint64_t seed, at::Device device = at::kCPU,
+                             int64_t count_max = 5000);
 
 // The same of messages alone: all that an axis whose pairs are apart carries of a device.
 ProgramResult RunMessageProgram(worker::Communicator& ranks, uint64_t seed, at::Device device);

@@ -7,8 +7,13 @@
 //   device   the same with tensors of the fake device and of the host, by a transport that carries each apart
 //   threads  the same with all ranks as threads of this process: each rank's digests
 //   reduce   reduces until that fails, prints `ready` after the first time, and in the end waits for its input to end
+//   large    as reduce, with messages that no socket's buffer holds
 //   overlap  as reduce with several in flight, and exits at once
 //   rounds   runs every collective again and again until one fails, and waits as reduce does
+//
+// The messages of all modes but `program`, `device` and `large` are in the kernel as a whole once they are sent, so
+// that a rank which is killed leaves no part of one behind: Gloo does not tell who has received a part that the rest
+// will never come.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <unistd.h>
@@ -33,6 +38,9 @@ namespace {
 
 using worker::Communicator;
 using worker::Rendezvous;
+
+constexpr int64_t kSmallCount = 1 << 10;  // float32 values of one message at most: 4 KiB
+constexpr int64_t kLargeCount = 1 << 24;  // 64 MiB
 
 struct Arguments {
   std::string mode;
@@ -107,8 +115,8 @@ int FailedAndStays(const std::string& error) {
 }
 
 // Until a peer is lost. Then the communicator is broken, and says so at once.
-int ReduceUntilLost(Communicator& ranks) {
-  at::Tensor values = at::ones({1 << 16});
+int ReduceUntilLost(Communicator& ranks, int64_t count) {
+  at::Tensor values = at::ones({count});
   absl::Status status = ranks.AllReduceSum("gradients", values);
   if (status.ok()) Print("ready");
   while (status.ok()) {
@@ -123,7 +131,7 @@ int ReduceUntilLost(Communicator& ranks) {
 
 int RoundsUntilLost(Communicator& ranks, uint64_t seed) {
   for (bool ready = false;; ready = true) {
-    const ProgramResult result = RunRankProgram(ranks, ++seed);
+    const ProgramResult result = RunRankProgram(ranks, ++seed, at::kCPU, kSmallCount / 2);
     if (!result.failures.empty()) return FailedAndStays(result.failures[0]);
     if (!ready) Print("ready");
   }
@@ -131,8 +139,8 @@ int RoundsUntilLost(Communicator& ranks, uint64_t seed) {
 
 // The same with several collectives in flight; a process that lost a peer ends without destroying the communicator.
 int OverlapUntilLost(Communicator& ranks) {
-  const at::Tensor input = at::ones({ranks.size() << 14});
-  at::Tensor first = at::ones({1 << 14}), second = at::ones({1 << 14}), third = at::ones({1 << 14});
+  const at::Tensor input = at::ones({ranks.size() * kSmallCount});
+  at::Tensor first = at::ones({kSmallCount}), second = at::ones({kSmallCount}), third = at::ones({kSmallCount});
   bool ready = false;
   while (true) {
     const auto a = ranks.StartReduceScatterSum("a", input, first), b = ranks.StartReduceScatterSum("b", input, second),
@@ -163,7 +171,8 @@ int Run(const Arguments& arguments) {
     return other_axis.ok() ? RunPrograms(**ranks, **other_axis, arguments.seed) : Failed(other_axis.status());
   }
   if (arguments.mode == "rounds") return RoundsUntilLost(**ranks, arguments.seed);
-  return arguments.mode == "reduce" ? ReduceUntilLost(**ranks) : OverlapUntilLost(**ranks);
+  if (arguments.mode == "overlap") return OverlapUntilLost(**ranks);
+  return ReduceUntilLost(**ranks, arguments.mode == "large" ? kLargeCount : kSmallCount);
 }
 
 }  // namespace
