@@ -35,6 +35,17 @@ absl::StatusOr<std::string> ChooseNewest(const Storage& storage) {
       ReasonsOf(storage.left_out()), "; copy it here again as a whole, or begin anew from --model with --resume none"));
 }
 
+WeightsBase ChooseBaseThatIsThere(bool replays, const Storage& storage) {
+  internal::v1::JournalState state = storage.state();
+  auto& known = *state.mutable_checkpoints();
+  known.erase(std::remove_if(known.begin(), known.end(),
+                             [&](const internal::v1::KnownCheckpoint& checkpoint) {
+                               return !IsFound(storage, checkpoint.name());
+                             }),
+              known.end());
+  return ChooseBase(state, replays);
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Storage& storage) {
@@ -52,15 +63,12 @@ absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Stora
 }
 
 std::string ChooseFirst(const std::string& resumed, bool replays, const Storage& storage) {
-  if (!resumed.empty()) return resumed;
-  internal::v1::JournalState state = storage.state();
-  auto& known = *state.mutable_checkpoints();
-  known.erase(std::remove_if(known.begin(), known.end(),
-                             [&](const internal::v1::KnownCheckpoint& checkpoint) {
-                               return !IsFound(storage, checkpoint.name());
-                             }),
-              known.end());
-  return ChooseBase(state, replays).checkpoint;
+  return resumed.empty() ? ChooseBaseThatIsThere(replays, storage).checkpoint : resumed;
+}
+
+absl::Status CheckKeptRequests(bool replays, const Storage& storage) {
+  if (!replays) return absl::OkStatus();
+  return storage.CheckKeptVersions(ChooseBaseThatIsThere(replays, storage).step);
 }
 
 }  // namespace stemma::server

@@ -18,4 +18,8 @@ absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Stora
 // empty: the weights are the model directory's.
 std::string ChooseFirst(const std::string& resumed, bool replays, const Storage& storage);
 
+// Refuses to recover from requests that another version of this program kept: FailedPrecondition, which names the
+// first. Its steps, computed by other rules, would be others than those that clients were told of.
+absl::Status CheckKeptRequests(bool replays, const Storage& storage);
+
 }  // namespace stemma::server

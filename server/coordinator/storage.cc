@@ -122,6 +122,13 @@ absl::Status Storage::CheckSpoolsAge() const {
   return absl::OkStatus();
 }
 
+absl::Status Storage::CheckKeptVersions(uint64_t step) const {
+  for (const internal::v1::KeptRequest& kept : state_.kept()) {
+    if (kept.open() || LastStep(kept) > step) RETURN_IF_ERROR(spool_.CheckVersion(kept.spool().name()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Storage::SweepSpool() const {
   std::set<std::string> names;
   for (const internal::v1::KeptRequest& kept : state_.kept()) names.insert(kept.spool().name());
@@ -228,7 +235,7 @@ absl::StatusOr<LoadedRequest> Storage::Load(const internal::v1::SpoolFile& file)
   loaded.plan.plan = std::move(spooled.plan);
   loaded.plan.repeats = spooled.repeats;
   loaded.plan.report = std::move(spooled.report);
-  RETURN_IF_ERROR(AddStepNumbers(*loaded.request, /*stop=*/nullptr, loaded.plan));
+  AddDecidedNumbers(*loaded.request, std::move(spooled.steps), loaded.plan);
   return loaded;
 }
 

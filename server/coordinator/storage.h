@@ -55,6 +55,9 @@ class Storage {
   // Keeps the request with its plan for so many ranks. Errors: CheckRoom's, and what writing files leads to.
   absl::StatusOr<internal::v1::SpoolFile> Keep(const std::string& name, const TrainingRequest& request,
                                                const RequestPlan& plan, const v1::Mesh& mesh) const;
+  // Refuses where a request that weights at `step` lack, as a whole or in part, was kept by another version of this
+  // program: FailedPrecondition, which names its file.
+  absl::Status CheckKeptVersions(uint64_t step) const;
   // Errors: DataLoss - the file is not the one that was kept.
   absl::StatusOr<LoadedRequest> Load(const internal::v1::SpoolFile& file) const;
 

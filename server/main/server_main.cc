@@ -134,6 +134,7 @@ absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
                    Storage::Open(options.data->path(), options.config.limits().requests_kept()));
   ASSIGN_OR_RETURN(const std::string resume, ChooseResumed(options.resume, *storage));
   RETURN_IF_ERROR(CheckModelOfBase(options, resume, *storage));
+  RETURN_IF_ERROR(CheckKeptRequests(options.config.durability() == v1::REPLAY, *storage));
   ASSIGN_OR_RETURN(const std::unique_ptr<Server> server,
                    Server::Start(ServerOptionsOf(options, resume, std::move(storage)), RealClock()));
   RETURN_IF_ERROR(options.data->SetAddress(server->address()));

@@ -47,10 +47,12 @@ void Reload::OnLoaded(const LoadedEvent& event) {
 bool Reload::OnPlanned(const PlannedEvent& event) {
   if (event.id < kFirstId) return false;
   if (state_ != State::kPlanning || event.id != id_) return true;
-  if (event.plan->ok()) {
+  absl::Status planned = event.plan->status();
+  if (planned.ok()) planned = KeepDecidedNumbers(loaded_->plan, **event.plan);
+  if (planned.ok()) {
     loaded_->plan = std::move(**event.plan);
   } else {
-    loaded_ = event.plan->status();
+    loaded_ = std::move(planned);
   }
   state_ = State::kHere;
   return true;

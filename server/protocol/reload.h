@@ -5,6 +5,7 @@
 // Invariants:
 //  (1) at most one request is held or on its way.
 //  (2) what is taken has a plan for the ranks that were named when it was taken.
+//  (3) its steps are normalized with the numbers that were kept, whatever its plan is.
 #pragma once
 
 #include <cstdint>

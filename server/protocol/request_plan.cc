@@ -1,11 +1,14 @@
 #include "server/protocol/request_plan.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "common/admission/log_prob_sources.h"
 #include "common/admission/normalization.h"
 #include "common/base/status_macros.h"
 #include "common/trace/loss_names.h"
+#include "glog/logging.h"
 
 namespace stemma::server {
 namespace {
@@ -21,6 +24,30 @@ uint64_t TotalTokens(const std::vector<v1::PromptGroup>& groups, const v1::StepP
   }
   return tokens;
 }
+
+// What is said of each step of a request beside its loss. `request` outlives it.
+class NumbersOfSteps {
+ public:
+  explicit NumbersOfSteps(const TrainingRequest& request)
+      : request_(request),
+        runs_(FindGroupsThatRun(request.update, request.groups)),
+        lone_(FindLoneRewards(request.groups)) {}
+
+  StepNumbers Of(const v1::StepPlan& step, StepNormalization normalization) const {
+    const std::vector<uint32_t> mini_batch(step.groups().begin(), step.groups().end());
+    return {.denominator = normalization.denominator,
+            .rollout_weights = std::move(normalization.rollout_weights),
+            .total_tokens = TotalTokens(request_.groups, step),
+            .loss_tokens = normalization.num_loss_tokens,
+            .empty = CountEmptyGroups(request_.update, request_.groups, runs_, mini_batch),
+            .lone_rewards = LoneRewardWarnings(request_.groups, lone_, mini_batch)};
+  }
+
+ private:
+  const TrainingRequest& request_;
+  const std::vector<GroupRuns> runs_;
+  const std::vector<bool> lone_;
+};
 
 }  // namespace
 
@@ -56,20 +83,35 @@ PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunCon
 }
 
 absl::Status AddStepNumbers(const TrainingRequest& request, const StopCheck& stop, RequestPlan& plan) {
-  const std::vector<GroupRuns> runs = FindGroupsThatRun(request.update, request.groups);
-  const std::vector<bool> lone = FindLoneRewards(request.groups);
+  const NumbersOfSteps numbers(request);
   const StepNormalizer normalizer(request.update.loss(), request.groups);
   for (const v1::StepPlan& step : plan.plan.steps()) {
     if (stop && stop()) return absl::CancelledError("planning was stopped");
     const std::vector<uint32_t> mini_batch(step.groups().begin(), step.groups().end());
     ASSIGN_OR_RETURN(StepNormalization normalization, normalizer.Normalize(mini_batch));
-    plan.steps.push_back({.denominator = normalization.denominator,
-                          .rollout_weights = std::move(normalization.rollout_weights),
-                          .total_tokens = TotalTokens(request.groups, step),
-                          .loss_tokens = normalization.num_loss_tokens,
-                          .empty = CountEmptyGroups(request.update, request.groups, runs, mini_batch),
-                          .lone_rewards = LoneRewardWarnings(request.groups, lone, mini_batch)});
+    plan.steps.push_back(numbers.Of(step, std::move(normalization)));
   }
+  return absl::OkStatus();
+}
+
+void AddDecidedNumbers(const TrainingRequest& request, std::vector<StepNormalization> decided, RequestPlan& plan) {
+  CHECK_EQ(decided.size(), static_cast<size_t>(plan.plan.steps_size())) << request.header().request_id();
+  const NumbersOfSteps numbers(request);
+  for (size_t i = 0; i < decided.size(); ++i) {
+    plan.steps.push_back(numbers.Of(plan.plan.steps(static_cast<int>(i)), std::move(decided[i])));
+  }
+}
+
+absl::Status KeepDecidedNumbers(const RequestPlan& decided, RequestPlan& plan) {
+  const auto same_groups = [](const v1::StepPlan& a, const v1::StepPlan& b) {
+    return std::equal(a.groups().begin(), a.groups().end(), b.groups().begin(), b.groups().end());
+  };
+  const auto &before = decided.plan.steps(), &now = plan.plan.steps();
+  if (decided.repeats != plan.repeats ||
+      !std::equal(before.begin(), before.end(), now.begin(), now.end(), same_groups)) {
+    return absl::FailedPreconditionError("its mini-batches would be others than those of the steps that were decided");
+  }
+  plan.steps = decided.steps;
   return absl::OkStatus();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/admission/normalization.h"
 #include "common/admission/training_request.h"
 #include "server/planner/planner.h"
 #include "server/protocol/step_warnings.h"
@@ -68,5 +69,12 @@ struct LoadedRequest {
 
 // Adds what normalizes the loss of each step, which follows from the request and its plan. Errors: as PlanFunction.
 absl::Status AddStepNumbers(const TrainingRequest& request, const StopCheck& stop, RequestPlan& plan);
+
+// Adds the same as it was counted when the request was accepted. REQUIRES: one entry of `decided` per plan.steps.
+void AddDecidedNumbers(const TrainingRequest& request, std::vector<StepNormalization> decided, RequestPlan& plan);
+
+// Replaces what normalizes the steps of a new plan for the request that `decided` was made for: steps that were decided
+// are computed again with the numbers of their decision. Errors: FailedPrecondition - the mini-batches are others.
+absl::Status KeepDecidedNumbers(const RequestPlan& decided, RequestPlan& plan);
 
 }  // namespace stemma::server

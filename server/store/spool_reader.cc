@@ -102,6 +102,11 @@ void TakeHead(internal::v1::SpooledHead& head, TrainingRequest& request, Spooled
   spooled.repeats = head.repeats();
   spooled.report.Swap(head.mutable_report());
   spooled.mesh = head.has_mesh() ? head.mesh() : MakeMesh({.dp = head.num_ranks()});
+  for (const internal::v1::StepNormalization& step : head.steps()) {
+    spooled.steps.push_back({.denominator = step.denominator(),
+                             .rollout_weights = {step.rollout_weights().begin(), step.rollout_weights().end()},
+                             .num_loss_tokens = step.num_loss_tokens()});
+  }
 }
 
 // Reads all messages, and the end mark.
@@ -115,6 +120,9 @@ absl::Status ReadMessages(HashedInput& input, const std::string& path, uint64_t 
   ASSIGN_OR_RETURN(const uint64_t head_bytes, input.TakeLength());
   RETURN_IF_ERROR(input.TakeMessage(head_bytes, message_bytes_max, head));
   TakeHead(head, request, spooled);
+  if (spooled.steps.size() != static_cast<size_t>(spooled.plan.steps_size())) {
+    return DamagedSpool(path, "does not say what each of its steps is normalized with");
+  }
   input.Shrink();
   for (bool last = false; !last;) {
     internal::v1::PayloadChunk chunk;
@@ -150,9 +158,10 @@ absl::StatusOr<SpooledRequest> ReadSpooled(const RegularFile& file, const std::s
   return spooled;
 }
 
-bool IsSpooled(const RegularFile& file) {
+std::string SpoolMagicOf(const RegularFile& file) {
   std::string magic(kSpoolMagic.size(), '\0');
-  return file.bytes() >= magic.size() && file.ReadAt(0, magic.data(), magic.size()).ok() && magic == kSpoolMagic;
+  const bool read = file.bytes() >= magic.size() && file.ReadAt(0, magic.data(), magic.size()).ok();
+  return read && magic.starts_with(kSpoolMagicOfAnyVersion) ? magic : "";
 }
 
 }  // namespace stemma::server

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/admission/normalization.h"
 #include "common/admission/training_request.h"
 #include "common/base/file.h"
 #include "stemma/internal/v1/journal.pb.h"
@@ -18,14 +20,15 @@ struct SpooledRequest {
   v1::Plan plan;
   uint32_t repeats = 1;
   v1::PlanReport report;
-  v1::Mesh mesh;  // for which the plan was made
+  v1::Mesh mesh;                         // for which the plan was made
+  std::vector<StepNormalization> steps;  // one for each of plan.steps
 };
 
 // `row`: bytes and digest that the journal has of it. Errors: CORRUPT_SPOOL - anything differs; those of the disk.
 absl::StatusOr<SpooledRequest> ReadSpooled(const RegularFile& file, const std::string& path,
                                            const internal::v1::SpoolFile& row, uint64_t message_bytes_max);
 
-// Tells whether the file begins as a spooled request does.
-bool IsSpooled(const RegularFile& file);
+// Returns what the file begins with where that is the magic of a spooled request, of this version or another; else "".
+std::string SpoolMagicOf(const RegularFile& file);
 
 }  // namespace stemma::server

@@ -98,6 +98,12 @@ internal::v1::SpooledHead HeadOf(const TrainingRequest& request, const RequestPl
   head.set_repeats(plan.repeats);
   *head.mutable_report() = plan.report;
   *head.mutable_mesh() = mesh;
+  for (const StepNumbers& numbers : plan.steps) {
+    internal::v1::StepNormalization& step = *head.add_steps();
+    step.set_denominator(numbers.denominator);
+    step.mutable_rollout_weights()->Add(numbers.rollout_weights.begin(), numbers.rollout_weights.end());
+    step.set_num_loss_tokens(numbers.loss_tokens);
+  }
   return head;
 }
 
@@ -107,6 +113,7 @@ absl::StatusOr<internal::v1::SpoolFile> WriteSpooled(int fd, const std::string& 
                                                      const RequestPlan& plan, const v1::Mesh& mesh,
                                                      uint64_t message_bytes_max) {
   CHECK(request.kind == TrainingRequest::Kind::kUpdate) << "only updates are spooled";
+  CHECK_EQ(plan.steps.size(), static_cast<size_t>(plan.plan.steps_size())) << path;
   HashedFile file(fd, path);
   MessageWriter writer(file, message_bytes_max);
   writer.WriteRaw(kSpoolMagic);

@@ -1,7 +1,8 @@
 // Writes the file of a spooled request, front to back.
 //
-// The file: 16 bytes of magic; messages, each after its length (8 bytes, little-endian): a SpooledHead, then the
-// PayloadChunks of all groups; the end mark (8 bytes of 255); SHA-256 of everything before it.
+// The file: 16 bytes of magic, whose last number is the version's; messages, each after its length (8 bytes,
+// little-endian): a SpooledHead, then the PayloadChunks of all groups; the end mark (8 bytes of 255); SHA-256 of
+// everything before it.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,9 @@
 
 namespace stemma::server {
 
-inline constexpr std::string_view kSpoolMagic("STEMMA SPOOL 1\r\n", 16);
+// Version 2 holds what each step is normalized with, which a server of version 1 counted by rules of its own.
+inline constexpr std::string_view kSpoolMagic("STEMMA SPOOL 2\r\n", 16);
+inline constexpr std::string_view kSpoolMagicOfAnyVersion = kSpoolMagic.substr(0, 13);
 inline constexpr uint64_t kSpoolEnd = std::numeric_limits<uint64_t>::max();
 inline constexpr uint64_t kSpoolDigestBytes = 32;
 // A message that is longer is neither written nor read: protobuf's own limit.

@@ -107,5 +107,62 @@ TEST_F(FirstWeightsTest, RecoveryBeginsWithACheckpointThatIsThere) {
   EXPECT_EQ(ChooseFirst("named", /*replays=*/true, *storage), "named");
 }
 
+class KeptOfAnotherVersionTest : public FirstWeightsTest {
+ protected:
+  // Step 9 is in the weights of checkpoint step-9, step 10 in none; the third request has none yet.
+  void SetUp() override {
+    std::filesystem::create_directory(folder_ / "spool");
+    internal::v1::JournalRow row;
+    internal::v1::JournalState& state = *row.mutable_snapshot();
+    state.set_epoch(1);
+    state.set_lineage("lineage-1");
+    state.set_step(10);
+    state.set_weight_version(10);
+    internal::v1::KnownCheckpoint& known = *state.add_checkpoints();
+    known.set_name("step-9");
+    known.set_lineage("lineage-1");
+    known.set_step(9);
+    known.set_weight_version(9);
+    for (const uint64_t step : {uint64_t{9}, uint64_t{10}}) {
+      internal::v1::KeptRequest& kept = *state.add_kept();
+      kept.set_request_id("r-" + std::to_string(step));
+      kept.mutable_spool()->set_name(SpoolName(step));
+      kept.add_steps()->set_applied(true);
+      internal::v1::StepCommitted& decision = *kept.mutable_steps(0)->mutable_decision();
+      decision.set_outcome(v1::StepResult::APPLIED);
+      decision.set_step(step);
+      SetBytes(Spooled(step), kOfThisVersion);
+    }
+    internal::v1::KeptRequest& open = *state.add_kept();
+    open.set_request_id("r-11");
+    open.set_open(true);
+    open.mutable_spool()->set_name(SpoolName(11));
+    SetBytes(Spooled(11), kOfThisVersion);
+    absl::StatusOr<Journal> journal = Journal::Open(folder_.path());
+    ASSERT_THAT(journal, IsOk());
+    ASSERT_THAT(journal->Append(1, row.SerializeAsString(), /*settles=*/true), IsOk());
+    DrawnSave save = MakeSave("step-9", 1, 9);
+    save.manifest.set_journal_row(1);
+    ASSERT_THAT(CommitSave(*CheckpointStore::Open(folder_.path()), folder_.path(), save, ""), IsOk());
+  }
+  static std::string SpoolName(uint64_t step) { return "1-" + std::to_string(step); }
+  std::string Spooled(uint64_t step) const { return folder_ / ("spool/" + SpoolName(step)); }
+
+  const std::string kOfThisVersion = std::string(kSpoolMagic) + "and so on", kOfAnother = "STEMMA SPOOL 1\r\nand so on";
+};
+
+TEST_F(KeptOfAnotherVersionTest, IsRefusedWhereItsStepsWouldBeComputed) {
+  SetBytes(Spooled(9), kOfAnother);
+  EXPECT_THAT(CheckKeptRequests(/*replays=*/true, *Open()), IsOk()) << "its step is in the checkpoint";
+  for (const uint64_t step : {uint64_t{10}, uint64_t{11}}) {
+    SetBytes(Spooled(step), kOfAnother);
+    EXPECT_THAT(CheckKeptRequests(/*replays=*/true, *Open()),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         AllOf(HasSubstr("spool/" + SpoolName(step) + " holds"), HasSubstr("--durability rewind"))));
+    EXPECT_THAT(CheckKeptRequests(/*replays=*/false, *Open()), IsOk()) << "nothing is computed again";
+    SetBytes(Spooled(step), kOfThisVersion);
+  }
+}
+
 }  // namespace
 }  // namespace stemma::server

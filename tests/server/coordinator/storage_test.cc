@@ -137,6 +137,45 @@ TEST(StorageTest, ARefusedJournalLeavesTheRequestsThatItDoesNotName) {
   EXPECT_FALSE(std::filesystem::exists(kept)) << "control: no row of a journal that is taken names it";
 }
 
+// A request of one step, whose loss is the mean over two samples.
+TrainingRequest RequestOfTwoSamples() {
+  TrainingRequest request;
+  request.update.mutable_loss()->set_loss_mode("vanilla");
+  request.update.mutable_loss()->set_loss_agg_mode("seq-mean-token-sum");
+  v1::PromptGroup& group = request.groups.emplace_back();
+  for (const float advantage : {1.f, -1.f}) {
+    v1::Rollout& rollout = *group.add_rollouts();
+    rollout.set_response_tokens(std::string(8, '\1'));
+    rollout.set_advantage(advantage);
+  }
+  return request;
+}
+
+// A later version may count otherwise; what a step was decided with is computed again with the same numbers.
+TEST(StorageTest, StepsOfAKeptRequestHaveTheNumbersOfTheirDecision) {
+  const TempFolder folder;
+  const auto storage = OpenWith(folder.path(), {Started(1).SerializeAsString()});
+  ASSERT_THAT(storage, IsOk());
+  const TrainingRequest request = RequestOfTwoSamples();
+  RequestPlan plan;
+  plan.plan.add_steps()->add_groups(0);
+  ASSERT_THAT(AddStepNumbers(request, /*stop=*/nullptr, plan), IsOk());
+  ASSERT_EQ(plan.steps[0].denominator, 2) << "control: what this version counts";
+  plan.steps[0].denominator = 5;
+  plan.steps[0].rollout_weights = {0.5, 0.25};
+  plan.steps[0].loss_tokens = 3;
+  const auto file = (*storage)->Keep("1-1", request, plan, MakeMesh({.dp = 1}));
+  ASSERT_THAT(file, IsOk());
+  const absl::StatusOr<LoadedRequest> loaded = (*storage)->Load(*file);
+  ASSERT_THAT(loaded, IsOk());
+  ASSERT_EQ(loaded->plan.steps.size(), 1u);
+  const StepNumbers& numbers = loaded->plan.steps[0];
+  EXPECT_EQ(numbers.denominator, 5);
+  EXPECT_THAT(numbers.rollout_weights, ::testing::ElementsAre(0.5, 0.25));
+  EXPECT_EQ(numbers.loss_tokens, 3);
+  EXPECT_EQ(numbers.total_tokens, 4u) << "what is counted of any request";
+}
+
 void SpoolOne(const std::string& folder, const std::string& name) {
   const auto spool = Spool::Open(folder);
   ASSERT_THAT(spool, IsOk());

@@ -87,5 +87,38 @@ TEST_F(ReloadTest, OnlyWhatItWaitsForIsItsOwn) {
   EXPECT_EQ((*taken)->request->digest, "of a");
 }
 
+// Its steps may have been decided by a version that counts otherwise.
+TEST_F(ReloadTest, APlanForOtherRanksKeepsTheNumbersOfTheSteps) {
+  const auto plan_of = [](std::vector<uint32_t> groups, double denominator) {
+    RequestPlan plan;
+    v1::StepPlan& step = *plan.plan.add_steps();
+    step.mutable_groups()->Add(groups.begin(), groups.end());
+    plan.steps.push_back({.denominator = denominator});
+    return plan;
+  };
+  const auto taken_after = [&](RequestPlan again) {
+    EXPECT_FALSE(Take("a"));
+    auto loaded = std::make_shared<absl::StatusOr<LoadedRequest>>(LoadedRequest{
+        .request = std::make_shared<TrainingRequest>(), .plan = plan_of({4, 2}, 3), .mesh = config_.mesh()});
+    reload_.OnLoaded({.id = Asks<LoadAction>().at(0).id, .loaded = std::move(loaded)});
+    config_.mutable_mesh()->set_dp(config_.mesh().dp() + 1);
+    EXPECT_FALSE(Take("a"));
+    const PlanId asked = Asks<PlanAction>().at(0).id;
+    reload_.OnPlanned({.id = asked, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(std::move(again))});
+    return *Take("a");
+  };
+  RequestPlan again = plan_of({4, 2}, 7);
+  again.report.set_flops(11);
+  const absl::StatusOr<LoadedRequest> taken = taken_after(again);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(taken->plan.report.flops(), 11) << "the new plan";
+  EXPECT_EQ(taken->plan.numbers(0).denominator, 3) << "the decided numbers";
+  EXPECT_TRUE(absl::IsFailedPrecondition(taken_after(plan_of({2, 4}, 3)).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(taken_after(plan_of({4}, 3)).status()));
+  RequestPlan twice = plan_of({4, 2}, 3);
+  twice.repeats = 2;
+  EXPECT_TRUE(absl::IsFailedPrecondition(taken_after(twice).status()));
+}
+
 }  // namespace
 }  // namespace stemma::server

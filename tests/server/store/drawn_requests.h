@@ -61,6 +61,11 @@ inline RequestPlan DrawnPlan(uint64_t seed, int num_groups) {
     v1::StepPlan& step = *plan.plan.add_steps();
     for (int g = 0; g < num_groups; ++g) step.add_groups(static_cast<uint32_t>(random.Next() % 1000));
     step.add_clusters()->set_offload_headroom_bytes(random.Next());
+    StepNumbers& numbers = plan.steps.emplace_back();
+    numbers.denominator = static_cast<double>(random.Next()) / 3;
+    numbers.loss_tokens = static_cast<int64_t>(random.Next() >> 1);
+    numbers.rollout_weights.resize(random.Next() % 4);
+    for (double& weight : numbers.rollout_weights) weight = 1 / static_cast<double>(random.Next());
   }
   plan.report.set_flops(static_cast<double>(random.Next()));
   plan.report.set_num_groups(static_cast<uint32_t>(num_groups));
@@ -86,6 +91,12 @@ inline void ExpectSpooled(const SpooledRequest& spooled, const TrainingRequest& 
   EXPECT_EQ(spooled.repeats, plan.repeats);
   EXPECT_EQ(spooled.report.SerializeAsString(), plan.report.SerializeAsString());
   EXPECT_TRUE(SameMesh(spooled.mesh, mesh)) << spooled.mesh.ShortDebugString();
+  ASSERT_EQ(spooled.steps.size(), plan.steps.size());
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    EXPECT_EQ(spooled.steps[i].denominator, plan.steps[i].denominator) << "step " << i;
+    EXPECT_EQ(spooled.steps[i].rollout_weights, plan.steps[i].rollout_weights) << "step " << i;
+    EXPECT_EQ(spooled.steps[i].num_loss_tokens, plan.steps[i].loss_tokens) << "step " << i;
+  }
 }
 
 }  // namespace stemma::server

@@ -193,6 +193,12 @@ TEST_F(SpoolDamageTest, GroupsOutOfOrderAreRefused) {
   expect_refused(head + MessageText(second) + MessageText(second) + end, "a chunk behind the last one");
   expect_refused(head + MessageText(second) + end + end, "bytes behind the end mark");
   expect_refused(std::string(kSpoolMagic), "a magic alone");
+  internal::v1::SpooledHead steps;
+  steps.mutable_plan()->add_steps();
+  const auto with_steps = [&] { return std::string(kSpoolMagic) + MessageText(steps) + MessageText(second) + end; };
+  expect_refused(with_steps(), "a step that is normalized with nothing");
+  steps.add_steps();
+  EXPECT_THAT(ReadSealed(with_steps()), IsOk()) << "control";
   expect_refused(std::string(16, 'x') + (head + MessageText(second) + end).substr(16), "another magic");
   second.mutable_groups(0)->set_uid("b");
   expect_refused(head + MessageText(first) + MessageText(second) + end, "a continued group of another uid");

@@ -152,15 +152,34 @@ TEST(SpoolTest, SweepRemovesRequestsThatNobodyKeepsAndNothingElse) {
   }
   SetBytes(folder / "spool/notes", "someone's, and longer than the magic of a spooled request");
   SetBytes(folder / "spool/short", "s");
+  SetBytes(folder / "spool/older", "STEMMA SPOOL 1\r\nof a version before");
   std::filesystem::create_symlink(folder / "spool/a", folder / "spool/link");
   std::filesystem::create_directory(folder / "spool/folder");
   const absl::StatusOr<std::vector<std::string>> removed = spool.Sweep({"b", "c", "gone"});
   ASSERT_THAT(removed, IsOk());
-  EXPECT_THAT(*removed, ElementsAre("a", "d"));
+  EXPECT_THAT(*removed, ElementsAre("a", "d", "older"));
   std::vector<std::string> left;
   for (const auto& [name, bytes] : FilesOf(folder / "spool")) left.push_back(name);
   EXPECT_THAT(left, ElementsAre("b", "c", "notes", "short"));
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "spool/link"));
+}
+
+TEST(SpoolTest, ARequestThatAnotherVersionKeptIsTold) {
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  ASSERT_THAT(spool.Write("a", DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1})), IsOk());
+  const std::string whole = BytesOf(folder / "spool/a");
+  EXPECT_THAT(spool.CheckVersion("a"), IsOk());
+  for (const char* version : {"STEMMA SPOOL 1\r\n", "STEMMA SPOOL 3\r\n", "STEMMA SPOOL 10\r"}) {
+    SetBytes(folder / "spool/a", version + whole.substr(16));
+    EXPECT_THAT(spool.CheckVersion("a"), testing::StatusIs(absl::StatusCode::kFailedPrecondition,
+                                                           HasSubstr("spool/a holds a request whose steps")))
+        << version;
+  }
+  SetBytes(folder / "spool/a", "STEMMA");  // damage: who needs it says so
+  EXPECT_THAT(spool.CheckVersion("a"), IsOk());
+  EXPECT_THAT(spool.CheckVersion("gone"), IsOk());
+  EXPECT_THAT(spool.CheckVersion("../a"), Invalid("is not a valid name"));
 }
 
 TEST(SpoolTest, RemoveMayBeRepeated) {
