@@ -138,6 +138,10 @@ class KeptOfAnotherVersionTest : public FirstWeightsTest {
     open.set_open(true);
     open.mutable_spool()->set_name(SpoolName(11));
     SetBytes(Spooled(11), kOfThisVersion);
+    internal::v1::KnownRequest& known_open = *state.add_requests();
+    known_open.set_request_id("r-11");
+    known_open.set_lineage("lineage-1");
+    known_open.mutable_status()->set_state(v1::ACCEPTED);
     absl::StatusOr<Journal> journal = Journal::Open(folder_.path());
     ASSERT_THAT(journal, IsOk());
     ASSERT_THAT(journal->Append(1, row.SerializeAsString(), /*settles=*/true), IsOk());

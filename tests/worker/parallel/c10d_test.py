@@ -126,7 +126,7 @@ def test_a_rank_killed_in_any_collective_is_seen_by_every_other(_):
 
 @pytest.mark.parametrize("_", range(2))
 def test_a_rank_killed_inside_a_message_is_seen_when_the_time_is_over(_):
-    """By its server all hear of it at once; Gloo does not tell who has received a part of a message."""
+    """By its server all hear of it at once; Gloo does not tell who has sent or received a part of a message."""
     draw = random.Random(_draw_seed())
     with _Gang("large", 3, collective=2) as gang:
         for rank in gang.ranks:
@@ -136,7 +136,7 @@ def test_a_rank_killed_inside_a_message_is_seen_when_the_time_is_over(_):
         gang.ranks[lost].process.send_signal(signal.SIGSTOP)
         time.sleep(0.3)  # the others take what was sent: the beginning of a message, as a rule
         for rank, broken, error in _lost(gang, lost, signal.SIGKILL, within=20):
-            ended = re.match(rf"UNAVAILABLE: all-reduce gradients of axis dp, rank {rank} of 3: "
+            ended = re.match(rf"UNAVAILABLE: reduce-scatter gradients of axis dp, rank {rank} of 3: "
                              r"(a peer has ended, or was killed|timed out after 2s: .*, or was killed inside a message) \(", error)
             assert ended and broken.split()[0] == "1", error
 

@@ -7,18 +7,19 @@
 //   device   the same with tensors of the fake device and of the host, by a transport that carries each apart
 //   threads  the same with all ranks as threads of this process: each rank's digests
 //   reduce   reduces until that fails, prints `ready` after the first time, and in the end waits for its input to end
-//   large    as reduce, with messages that no socket's buffer holds
+//   large    as reduce, by reduce-scatters of one message each way, which no socket's buffer holds
 //   overlap  as reduce with several in flight, and exits at once
 //   rounds   runs every collective again and again until one fails, and waits as reduce does
 //
 // The messages of all modes but `program`, `device` and `large` are in the kernel as a whole once they are sent, so
-// that a rank which is killed leaves no part of one behind: Gloo does not tell who has received a part that the rest
-// will never come.
+// that a rank which is killed leaves no part of one behind: Gloo does not tell who has sent or received a part of one
+// that the rest will never pass.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <string>
 #include <thread>
@@ -114,19 +115,29 @@ int FailedAndStays(const std::string& error) {
   return 0;
 }
 
-// Until a peer is lost. Then the communicator is broken, and says so at once.
-int ReduceUntilLost(Communicator& ranks, int64_t count) {
-  at::Tensor values = at::ones({count});
-  absl::Status status = ranks.AllReduceSum("gradients", values);
+// Calls until a peer is lost. Then the communicator is broken, and says so at once.
+int CallUntilLost(Communicator& ranks, const std::function<absl::Status()>& call) {
+  absl::Status status = call();
   if (status.ok()) Print("ready");
-  while (status.ok()) {
-    values.fill_(1);
-    status = ranks.AllReduceSum("gradients", values);
-  }
+  while (status.ok()) status = call();
   const double began = RealClock().MonotonicSeconds();
   const bool same = Meet(ranks, "after") == status;
   Print("broken " + std::to_string(same) + " " + std::to_string(RealClock().MonotonicSeconds() - began));
   return FailedAndStays(status.ToString());
+}
+
+int ReduceUntilLost(Communicator& ranks) {
+  at::Tensor values = at::ones({kSmallCount});
+  return CallUntilLost(ranks, [&] {
+    values.fill_(1);
+    return ranks.AllReduceSum("gradients", values);
+  });
+}
+
+int ExchangeUntilLost(Communicator& ranks) {
+  const at::Tensor input = at::ones({kLargeCount * ranks.size()});
+  at::Tensor output = at::ones({kLargeCount});
+  return CallUntilLost(ranks, [&] { return ranks.ReduceScatterSum("gradients", input, output); });
 }
 
 int RoundsUntilLost(Communicator& ranks, uint64_t seed) {
@@ -172,7 +183,7 @@ int Run(const Arguments& arguments) {
   }
   if (arguments.mode == "rounds") return RoundsUntilLost(**ranks, arguments.seed);
   if (arguments.mode == "overlap") return OverlapUntilLost(**ranks);
-  return ReduceUntilLost(**ranks, arguments.mode == "large" ? kLargeCount : kSmallCount);
+  return arguments.mode == "large" ? ExchangeUntilLost(**ranks) : ReduceUntilLost(**ranks);
 }
 
 }  // namespace
