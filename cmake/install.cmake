@@ -4,7 +4,7 @@
 #   lib/stemma/          LibTorch, and the CUDA libraries that it loads; libstemma_cuda.so where it was built. That one needs
 #                        LibTorch's CUDA libraries, of which an installed torch has gigabytes: the loader must find them
 #   include/stemma/proto the wire, for clients in other languages
-#   share/doc/stemma/    README, LICENSE, CHANGELOG, docs
+#   share/doc/stemma/    README, LICENSE, CHANGELOG, docs; licenses/ of the libraries, and libraries.txt that lists them
 #
 # gRPC, protobuf and the other libraries of the system stay where the system has them.
 include(GNUInstallDirs)
@@ -33,3 +33,13 @@ install(DIRECTORY proto/stemma/v1 DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/stemma
 install(DIRECTORY proto/google/rpc DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/stemma/proto/google FILES_MATCHING PATTERN "*.proto")
 install(FILES README.md LICENSE CHANGELOG.md CONTRIBUTING.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+if(CUDAToolkit_FOUND)
+  get_filename_component(_cuda_root ${CUDAToolkit_BIN_DIR} DIRECTORY)
+endif()
+install(CODE "
+set(LIBRARIES \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${_library_directory}\")
+set(LICENSES \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DOCDIR}/licenses\")
+set(TORCH_ROOT \"${TORCH_ROOT}\")
+set(CUDA_ROOT \"${_cuda_root}\")
+include(\"${CMAKE_CURRENT_LIST_DIR}/licenses.cmake\")")

@@ -47,6 +47,11 @@ std::string TooLong(uint64_t bytes, size_t line_bytes_max) {
 
 }  // namespace
 
+struct TraceReader::Line {
+  uint64_t bytes = 0;  // without its end
+  bool blank = true;
+};
+
 TraceReader::TraceReader(std::string path, std::string digest, RegularFile file, size_t line_bytes_max)
     : path_(std::move(path)), digest_(std::move(digest)), file_(std::move(file)), line_bytes_max_(line_bytes_max) {}
 
@@ -60,8 +65,9 @@ absl::StatusOr<TraceReader> TraceReader::Open(const std::string& path, size_t li
   ASSIGN_OR_RETURN(std::string digest, DigestOf(file));
   TraceReader reader(path, std::move(digest), std::move(file), line_bytes_max);
   std::string text;
-  ASSIGN_OR_RETURN(const bool has_line, reader.NextLine(text));
-  if (!has_line) return absl::InvalidArgumentError(absl::StrCat(path, ": is empty"));
+  ASSIGN_OR_RETURN(const std::optional<Line> line, reader.NextLine(&text));
+  if (!line) return absl::InvalidArgumentError(absl::StrCat(path, ": is empty"));
+  RETURN_IF_ERROR(reader.CheckLength(*line));
   if (const absl::Status schema = CheckSchema(text); !schema.ok()) return reader.Error(std::string(schema.message()));
   return reader;
 }
@@ -77,10 +83,10 @@ absl::Status TraceReader::FillBuffer() {
   return status;
 }
 
-absl::StatusOr<bool> TraceReader::NextLine(std::string& text) {
-  text.clear();
+absl::StatusOr<std::optional<TraceReader::Line>> TraceReader::NextLine(std::string* text) {
+  if (text != nullptr) text->clear();
   ++line_;
-  uint64_t bytes = 0;
+  Line line;
   bool ended = false;
   // A line that is too long is passed over to its end, so that the lines behind it keep their numbers.
   while (!ended) {
@@ -90,27 +96,30 @@ absl::StatusOr<bool> TraceReader::NextLine(std::string& text) {
     const std::string_view piece = rest.substr(0, rest.find('\n'));
     ended = piece.size() < rest.size();
     next_ += piece.size() + (ended ? 1 : 0);
-    bytes += piece.size();
-    text.append(piece.substr(0, line_bytes_max_ - text.size()));
+    line.bytes += piece.size();
+    line.blank = line.blank && piece.find_first_not_of(" \t\r") == std::string_view::npos;
+    if (text != nullptr) text->append(piece.substr(0, line_bytes_max_ - text->size()));
   }
-  if (bytes > line_bytes_max_) return Error(TooLong(bytes, line_bytes_max_));
-  return ended || bytes > 0;
+  if (!ended && line.bytes == 0) return std::nullopt;
+  return line;
 }
 
-absl::StatusOr<std::optional<TracePlace>> TraceReader::NextRequest(std::string& text) {
+absl::Status TraceReader::CheckLength(const Line& line) const {
+  return line.bytes > line_bytes_max_ ? Error(TooLong(line.bytes, line_bytes_max_)) : absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<TracePlace>> TraceReader::NextRequest(std::string* text) {
   TracePlace place;
-  do {
+  while (true) {
     place = {.line = line_ + 1, .offset = offset()};
-    ASSIGN_OR_RETURN(const bool has_line, NextLine(text));
-    if (!has_line) return std::nullopt;
-  } while (text.find_first_not_of(" \t\r") == std::string::npos);
-  return place;
+    ASSIGN_OR_RETURN(const std::optional<Line> line, NextLine(text));
+    if (!line) return std::nullopt;
+    if (text != nullptr) RETURN_IF_ERROR(CheckLength(*line));
+    if (!line->blank) return place;
+  }
 }
 
-absl::StatusOr<std::optional<TracePlace>> TraceReader::PassOver() {
-  std::string text;
-  return NextRequest(text);
-}
+absl::StatusOr<std::optional<TracePlace>> TraceReader::PassOver() { return NextRequest(/*text=*/nullptr); }
 
 void TraceReader::GoTo(const TracePlace& place) {
   line_ = place.line - 1;
@@ -122,7 +131,7 @@ void TraceReader::GoTo(const TracePlace& place) {
 
 absl::StatusOr<std::optional<TraceLine>> TraceReader::Next() {
   std::string text;
-  ASSIGN_OR_RETURN(const std::optional<TracePlace> place, NextRequest(text));
+  ASSIGN_OR_RETURN(const std::optional<TracePlace> place, NextRequest(&text));
   if (!place) return std::nullopt;
   absl::StatusOr<TraceRequest> request = ParseTraceRequest(text);
   if (!request.ok()) return Error(std::string(request.status().message()));

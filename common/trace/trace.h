@@ -41,8 +41,8 @@ class TraceReader {
   // gives the same ids. Blank lines are passed over. After an error the next call reads the next line; after one of the
   // disk there is none.
   absl::StatusOr<std::optional<TraceLine>> Next();
-  // Passes over the next request without parsing it, and returns where it lies; nothing at the end. Errors as of Next,
-  // but for what the line says.
+  // Passes over the next request without holding or parsing it, and returns where it lies, also where its line is too
+  // long; nothing at the end. Errors: those of the disk.
   absl::StatusOr<std::optional<TracePlace>> PassOver();
   // Makes the request there, of this file, the next one.
   void GoTo(const TracePlace& place);
@@ -51,8 +51,11 @@ class TraceReader {
 
  private:
   TraceReader(std::string path, std::string digest, RegularFile file, size_t line_bytes_max);
-  absl::StatusOr<std::optional<TracePlace>> NextRequest(std::string& text);
-  absl::StatusOr<bool> NextLine(std::string& text);
+  struct Line;
+  // Reads the next line with a request, which is now `line_`; null: passes over it.
+  absl::StatusOr<std::optional<TracePlace>> NextRequest(std::string* text);
+  absl::StatusOr<std::optional<Line>> NextLine(std::string* text);
+  absl::Status CheckLength(const Line& line) const;
   uint64_t offset() const { return offset_ - (buffer_.size() - next_); }  // of what comes next
   absl::Status FillBuffer();
   absl::Status Error(const std::string& message) const;

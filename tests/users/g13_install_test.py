@@ -66,3 +66,42 @@ def test_documents_and_protos_are_there(prefix):
                               capture_output=True, text=True)
     assert compiled.returncode == 0, compiled.stderr
     assert not list(protos.rglob("worker*"))  # the workers' protocol is internal
+
+
+def licenses_of(folder):
+    """{library: files, or what is said of it} as libraries.txt has it."""
+    return dict(line.split(": ", 1) for line in (folder / "libraries.txt").read_text().splitlines())
+
+
+def test_the_licenses_of_the_libraries_are_there(prefix):
+    folder = prefix / "share" / "doc" / "stemma" / "licenses"
+    [libraries] = {path.parent for path in prefix.glob("lib/**/libtorch_cpu.so")}
+    said = licenses_of(folder)
+    assert set(said) == {path.name for path in libraries.iterdir()} - {"libstemma_cuda.so"} | {"nlohmann/json.hpp", "CLI/CLI.hpp"}
+    for name, files in said.items():
+        assert files == "none was found where this tree was made" or all((folder / file).stat().st_size for file in files.split()), name
+    assert "Facebook" in (folder / said["libtorch_cpu.so"].split()[0]).read_text()
+
+
+def test_a_library_has_the_license_of_its_wheel_or_toolkit_and_one_without_is_told(tmp_path):
+    wheels = {"torch-2.11.0": ("torch/lib/libtorch_cpu.so", "licenses/LICENSE"),
+              "nvidia_fake-13.0": ("nvidia/cu13/lib/libcuinwheel.so.13", "License.txt")}
+    for wheel, (library, text) in wheels.items():
+        info = tmp_path / "site" / f"{wheel}.dist-info"
+        (info / text).parent.mkdir(parents=True)
+        (info / text).write_text(wheel)
+        (info / "RECORD").write_text(f"{library},sha256=x,1\n{library}.13,sha256=x,1\n")
+    (tmp_path / "site" / "torch").mkdir()
+    (tmp_path / "cuda").mkdir()
+    (tmp_path / "cuda" / "EULA.txt").write_text("of the toolkit")
+    (tmp_path / "lib").mkdir()
+    for name in ("libtorch_cpu.so", "libcuinwheel.so.13", "libcuintoolkit.so.13", "libofnobody.so.1", "libstemma_cuda.so"):
+        (tmp_path / "lib" / name).touch()
+    done = subprocess.run(["cmake", f"-DLIBRARIES={tmp_path}/lib", f"-DLICENSES={tmp_path}/out", f"-DTORCH_ROOT={tmp_path}/site/torch",
+                           f"-DCUDA_ROOT={tmp_path}/cuda", "-P", pathlib.Path(__file__).resolve().parents[2] / "cmake/licenses.cmake"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0 and "has no license of libofnobody.so.1" in " ".join(done.stderr.split()), done.stderr
+    said = licenses_of(tmp_path / "out")
+    assert said["libofnobody.so.1"] == "none was found where this tree was made" and "libstemma_cuda.so" not in said
+    texts = [(tmp_path / "out" / said[name]).read_text() for name in ("libtorch_cpu.so", "libcuinwheel.so.13", "libcuintoolkit.so.13")]
+    assert texts == ["torch-2.11.0", "nvidia_fake-13.0", "of the toolkit"]

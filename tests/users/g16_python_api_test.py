@@ -95,7 +95,9 @@ def test_g16_the_pages_examples_run_as_they_stand(cluster):
     for block in blocks:
         exec(compile(block, "docs/python.md", "exec"), scope)
     assert scope["result"].steps and pathlib.Path(scope["path"]).is_dir()
-    again_where_it_was(scope, next(block for block in blocks if "client.requests()" in block))
+    resume = next(block for block in blocks if "client.requests()" in block)
+    again_where_it_was(scope, resume)
+    again_after_what_was_given_up(scope, resume)
     scope["client"].close()
 
 
@@ -103,10 +105,28 @@ def again_where_it_was(scope, block):
     """The page's script that resumes, started anew after it ended, and with a request of its run under way."""
     client, step = scope["client"], scope["client"].model()["step"]
     exec(compile(block, "docs/python.md", "exec"), scope)
-    assert scope["sent"] == ["arithmetic-7/0", "arithmetic-7/1", "arithmetic-7/2"] and client.model()["step"] == step
-    client.submit(scope["groups"], stemma.grpo(), stemma.adamw(1e-6), request_id="arithmetic-7/3", epochs=3)
+    assert scope["sent"] == [f"arithmetic-7/{i}/0" for i in range(3)] and client.model()["step"] == step
+    client.submit(scope["groups"], stemma.grpo(), stemma.adamw(1e-6), request_id="arithmetic-7/3/0", epochs=3)
     exec(compile(block.replace(", 3):", ", 6):"), "docs/python.md", "exec"), scope)
-    assert scope["sent"][-1] == "arithmetic-7/3" and client.model()["step"] == step + 3 + 2, "4 and 5 were left"
+    assert scope["sent"][-1] == "arithmetic-7/3/0" and client.model()["step"] == step + 3 + 2, "4 and 5 were left"
+
+
+def again_after_what_was_given_up(scope, block):
+    """The script started anew, with the payloads that it had, after a rollback and after a request that was cancelled."""
+    def start(count):
+        exec(compile(block.replace("arithmetic-7", "a/b-8").replace(", 3):", f", {count}):"), "docs/python.md", "exec"), scope)
+
+    client = scope["client"]
+    start(1)
+    client.save_checkpoint("after-0")
+    start(3)
+    client.load_checkpoint("after-0")
+    start(3)
+    client.submit(scope["groups"], stemma.grpo(), stemma.adamw(1e-6), request_id="a/b-8/3/1", epochs=500).cancel()
+    start(4)
+    states = [(r["request_id"], r["state"]) for r in client.requests() if r["request_id"].startswith("a/b-8/")]
+    assert states == [("a/b-8/0/0", "DONE"), ("a/b-8/1/0", "ROLLED_BACK"), ("a/b-8/2/0", "ROLLED_BACK"), ("a/b-8/1/1", "DONE"),
+                      ("a/b-8/2/1", "DONE"), ("a/b-8/3/1", "CANCELLED"), ("a/b-8/3/2", "DONE")]
 
 
 def test_g16_examples_call_a_server_where_one_listens_by_default():

@@ -25,8 +25,8 @@ absl::StatusOr<std::vector<TracePlace>> PlacesOf(TraceReader& reader) {
 TraceFile::TraceFile(std::string path, TraceReader reader, std::vector<TracePlace> places)
     : path_(std::move(path)), reader_(std::move(reader)), places_(std::move(places)) {}
 
-absl::StatusOr<TraceFile> TraceFile::Open(const std::string& path) {
-  auto reader = TraceReader::Open(path);
+absl::StatusOr<TraceFile> TraceFile::Open(const std::string& path, size_t line_bytes_max) {
+  auto reader = TraceReader::Open(path, line_bytes_max);
   if (!reader.ok()) return UsageError(std::string(reader.status().message()));
   auto places = PlacesOf(*reader);
   if (!places.ok()) return UsageError(std::string(places.status().message()));

@@ -2,6 +2,7 @@
 // read costs it no more than the bytes; then read request by request, so that memory holds one at a time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,8 +15,8 @@ namespace stemma::cli {
 
 class TraceFile {
  public:
-  // Errors: exit code 2, naming the file and the line.
-  static absl::StatusOr<TraceFile> Open(const std::string& path);
+  // Errors: exit code 2, naming the file; what is wrong in a line of a request, also its length, is said by Read.
+  static absl::StatusOr<TraceFile> Open(const std::string& path, size_t line_bytes_max = kTraceLineBytesMax);
 
   const std::string& path() const { return path_; }
   // SHA-256 of the file's bytes, hexadecimal: request ids derive from it.

@@ -3,9 +3,10 @@
 from . import trace, verl
 from ._bound import Bound, bound
 from ._export_calls import Export
+from ._schedules import constant, cosine, linear
 from .client import Client, Future
-from .config import (AdamW, LossConfig, adamw, cispo, constant, cosine, cross_entropy, dapo, dr_grpo, grpo, gspo,
-                     importance_sampling, linear, reinforce)
+from .config import (AdamW, LossConfig, adamw, cispo, cross_entropy, dapo, dr_grpo, grpo, gspo, importance_sampling,
+                     reinforce)
 from .errors import LineageLostError, RequestInterrupted, StemmaError
 from .groups import Group, Rollout
 from .local import LocalServer

@@ -14,6 +14,8 @@ _TOKENS = "a flat list or one-dimensional array of token ids"
 _NUMBERS = "a flat list or one-dimensional array of numbers, one for each response token"
 _MASK = "a flat list or one-dimensional array of 0 and 1, one for each response token"
 _NOT_TEXT = "pass token ids, e.g. tokenizer.encode(text)"
+_MASKED = ("has masked entries, which are not sent as such: pass the plain array, and say by the rollout's `mask` what does not "
+           "count")
 _INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = "3.40282e+38"
 _LOG_PROB_MAX = 1e-3  # what rounding may leave of a log-prob of 0
@@ -24,9 +26,8 @@ def pack_int32(values):
     flat = _flat(values, _TOKENS)
     if not _is_numpy(flat):
         packed = _pack_list("i", flat, _TOKENS)
-        if bool in set(map(type, flat)):  # Python takes True for 1: a mask would be sent as tokens
-            index = next(i for i, token in enumerate(flat) if isinstance(token, bool))
-            raise ValueError(f"has {flat[index]} at {index}, a bool: pass {_TOKENS}")
+        if set(map(type, flat)) - {int}:
+            _check_no_bool(flat)
         _check_ids(flat, min(flat, default=0), max(flat, default=0))
         return packed
     if flat.size == 0:
@@ -35,6 +36,13 @@ def pack_int32(values):
         raise ValueError(f"holds {flat.dtype}: pass {_TOKENS}, which are integers")
     _check_ids(flat, int(flat.min()), int(flat.max()))
     return flat.astype("<i4").tobytes()
+
+
+def _check_no_bool(tokens):
+    """Refuses True and False, also as scalars of frameworks: Python takes True for 1, and a mask would be sent as tokens."""
+    for i, token in enumerate(tokens):
+        if isinstance(token, bool) or str(getattr(token, "dtype", "")).endswith("bool"):
+            raise ValueError(f"has {bool(token)} at {i}, a bool: pass {_TOKENS}")
 
 
 def _check_ids(flat, low, high):
@@ -178,12 +186,19 @@ def _flat(values, want):
         values = _from_tensor(values, want)
     if hasattr(values, "__array__"):
         return _from_numpy(values, want)
-    if type(values) is list:
-        return values  # nobody here changes it
-    try:
-        return list(values)
-    except TypeError:
-        raise ValueError(f"is {shown(values)}, {_kind(values)}: pass {want}") from None
+    if type(values) is not list:  # nobody here changes one
+        try:
+            values = list(values)
+        except TypeError:
+            raise ValueError(f"is {shown(values)}, {_kind(values)}: pass {want}") from None
+    return _unmasked(values)
+
+
+def _unmasked(values):
+    """The list, which may come of a numpy array with masked entries."""
+    if any(kind.__name__ == "MaskedConstant" for kind in set(map(type, values))):
+        raise ValueError(_MASKED)
+    return values
 
 
 def _from_tensor(tensor, want):
@@ -205,17 +220,17 @@ def _from_tensor(tensor, want):
 def _from_numpy(values, want):
     import numpy
 
-    if numpy.ma.is_masked(values):
-        raise ValueError("has masked entries, which are not sent as such: pass the plain array, and say by the rollout's `mask` what "
-                         "does not count")
-    out = numpy.asarray(values)
+    out = numpy.asanyarray(values)  # what __array__ gives may have masked entries, too
+    if numpy.ma.is_masked(out):
+        raise ValueError(_MASKED)
+    out = numpy.asarray(out)
     if out.dtype.name.startswith(("bfloat16", "float8")):  # numpy has none; the ml_dtypes package registers them
         out = out.astype(numpy.float32)
     if out.ndim != 1:
         hint = "; take one row of it" if out.ndim > 1 else ""
         raise ValueError(f"has shape {tuple(out.shape)}: pass {want}{hint}")
     if out.dtype.kind == "O":
-        return out.tolist()
+        return _unmasked(out.tolist())
     return out
 
 

@@ -1,11 +1,18 @@
 """The recorder of a client: which requests it has, and that nothing it does hides a request from who sent it."""
 
+import contextlib
+import hashlib
 import logging
 import threading
 import warnings
+import weakref
+
+from . import _proto
 
 _LOG = logging.getLogger("stemma")
 _IDS_MAX = 4096  # ids that are remembered: far more requests than are sent again
+_UNHEARD_MAX = 4  # requests whose messages are kept: they hold their tokens
+_UNSURE = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # codes after which the server may have a request
 
 
 class Recording:
@@ -19,33 +26,108 @@ class Recording:
         if recorder is not None and not callable(getattr(recorder, "write_parts", None)):
             raise ValueError(f"recorder is {recorder!r:.60}, which has no write_parts(parts): pass a stemma.trace.TraceWriter, or None")
         self._recorder = recorder
-        self._ids = {}  # in the order in which they came
-        self._lock = threading.RLock()  # a signal's handler may send a request, too
+        self._memory = _memory_of(recorder)
 
     def write(self, request_id, parts, stacklevel):
-        """Warns where the recorder fails: the server has the request, and goes on with it.
+        """Writes a request that the server has accepted. Warns where the recorder fails: the server goes on with it.
 
         stacklevel  of warn, for the caller
         """
-        if self._recorder is None or not self._is_new(request_id):
+        if self._recorder is None or not self._memory.is_new(request_id, _digest(parts)):
             return
         try:
             self._recorder.write_parts(parts)
         except BaseException as error:
-            self._ids.pop(request_id, None)
+            self._memory.forget(request_id)
             if not isinstance(error, Exception):
+                self._memory.keep(request_id, parts)
                 raise
             warn(f"request {request_id} was accepted, and the recorder could not write it: {type(error).__name__}: {error}",
                  stacklevel + 1)
 
-    def _is_new(self, request_id):
+    @contextlib.contextmanager
+    def sending(self, request_id, parts):
+        """Keeps the messages of a request where it is not known whether the server has it: found() may come for it."""
+        try:
+            yield
+        except BaseException as error:
+            refused = isinstance(error, Exception) and getattr(error, "code", None) not in _UNSURE
+            if self._recorder is not None and not refused:
+                self._memory.keep(request_id, parts)
+            raise
+
+    def found(self, request_id, stacklevel):
+        """Writes a request that the server turns out to have, where its messages are kept. stacklevel: as for write()."""
+        parts = self._memory.kept(request_id)
+        if parts is not None:
+            self.write(request_id, parts, stacklevel + 1)
+
+
+class _Memory:
+    """What a recorder has: the payload last written under each id; and the messages of the newest requests that a server may
+    have, and the recorder has not."""
+
+    def __init__(self):
+        self._digests, self._parts = {}, {}  # by request_id, in the order in which they came
+        self._lock = threading.RLock()  # a signal's handler may send a request, too
+
+    def is_new(self, request_id, digest):
+        """Whether this payload is not the last of the id, and then makes it so. A server takes another one under an id whose
+        weights are lost."""
         with self._lock:
-            if request_id in self._ids:
+            self._parts.pop(request_id, None)
+            if self._digests.get(request_id) == digest:
                 return False
-            self._ids[request_id] = True
-            while len(self._ids) > _IDS_MAX:
-                del self._ids[next(iter(self._ids))]
+            _add(self._digests, request_id, digest, _IDS_MAX)
             return True
+
+    def forget(self, request_id):
+        with self._lock:
+            self._digests.pop(request_id, None)
+
+    def keep(self, request_id, parts):
+        """Keeps the messages, but not under an id that has a payload: which of the two a server has, only that one knows."""
+        with self._lock:
+            if request_id not in self._digests:
+                _add(self._parts, request_id, parts, _UNHEARD_MAX)
+
+    def kept(self, request_id):
+        """The messages; None where there are none."""
+        with self._lock:
+            return self._parts.get(request_id)
+
+
+_MEMORIES = weakref.WeakKeyDictionary()  # by recorder: clients that share one write each request once
+_MEMORIES_LOCK = threading.RLock()
+
+
+def _memory_of(recorder):
+    try:
+        with _MEMORIES_LOCK:
+            return _MEMORIES.setdefault(recorder, _Memory())
+    except TypeError:  # None, or what no weak reference or hash can be made of
+        return _Memory()
+
+
+def _add(newest, key, value, count_max):
+    """Adds it to a dict as its newest."""
+    newest.pop(key, None)
+    newest[key] = value
+    while len(newest) > count_max:
+        del newest[next(iter(newest))]
+
+
+def _digest(parts):
+    """The digest of a payload, without what common/base/digest.cc leaves out of the server's."""
+    head = _proto.GroupPart()
+    head.CopyFrom(parts[0])
+    for field in ("request_id", "wait_ms", "expected_lineage"):
+        head.update.request.ClearField(field)
+    head.update.ClearField("trace_step")
+    sha = hashlib.sha256()
+    for part in (head, *parts[1:]):
+        sha.update(part.SerializeToString(deterministic=True))
+    return sha.digest()
 
 
 def warn(text, stacklevel):

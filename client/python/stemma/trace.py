@@ -1,9 +1,11 @@
 """Trace files (.jsonl): requests as they were sent, one a line, after a line that names the schema."""
 
 import base64
+import contextlib
 import functools
 import json
 import math
+import os
 import threading
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -27,8 +29,10 @@ class TraceWriter:
 
         path        of the file, which is overwritten
         """
-        self._file = open(path, "w", encoding="utf-8")
-        self._lock = threading.Lock()
+        self._file = open(path, "wb", buffering=0)  # a buffer would write later what a failed line left in it
+        self._lock = threading.RLock()  # a signal's handler may write while its thread does
+        self._lines = []  # of pieces, ASCII: the one that is being written, and those that handlers brought meanwhile
+        self._num_bytes, self._torn = 0, False  # of the whole lines; whether a part of one lies behind them
         self._write([_dumps({"schema": SCHEMA})])
 
     def write(self, groups_to_send, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
@@ -74,13 +78,52 @@ class TraceWriter:
         self.close()
 
     def _write(self, pieces):
-        """Writes a line, or nothing of it. A large one is not joined: it would be held twice. pieces: of it, ASCII."""
+        """Writes a line, or nothing of it. A large one is not joined: it would be held twice. Of a signal's handler, which finds
+        its thread in the middle of a line, the thread writes it next.
+
+        pieces      of it, ASCII
+        """
         _check_length(sum(map(len, pieces)))
         with self._lock:
-            for piece in pieces:
-                self._file.write(piece)
-            self._file.write("\n")
-            self._file.flush()
+            if self._lines:
+                self._lines.append(pieces)
+                return
+            failure = None
+            try:
+                self._lines.append(pieces)
+                while self._lines:
+                    try:
+                        self._write_line(self._lines[0])
+                    except BaseException as error:
+                        if failure is None or isinstance(failure, Exception):  # what ends the process goes before what does not
+                            failure = error
+                    del self._lines[0]
+            finally:
+                self._lines.clear()
+            if failure is not None:
+                raise failure
+
+    def _write_line(self, pieces):
+        self._cut()
+        try:
+            self._torn = True
+            for piece in (*pieces, "\n"):
+                left = memoryview(piece.encode())
+                while left:
+                    left = left[self._file.write(left):]  # a disk that is nearly full takes a part
+            self._num_bytes += sum(map(len, pieces)) + 1
+            self._torn = False
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._cut()
+            raise
+
+    def _cut(self):
+        """Takes back what was written of a line that did not come to its end; OSError where no file can be cut, as a pipe."""
+        if self._torn:
+            os.ftruncate(self._file.fileno(), self._num_bytes)
+            self._file.seek(self._num_bytes)
+            self._torn = False
 
 
 def read(path) -> Iterator[Tuple[Dict[str, Any], List[Dict[str, Any]]]]:

@@ -1,6 +1,7 @@
 """Presets show what they send; schedules are the formulas that their help says."""
 
 import math
+import pickle
 
 import numpy
 import pytest
@@ -73,6 +74,13 @@ def test_schedules():
     assert stemma.linear(1.0, 12, warmup_steps=2, min_lr_ratio=0.5)(7) == 0.75
     assert stemma.cosine(1.0, 10)(5) == pytest.approx(0.5)
     assert stemma.cosine(1.0, 10)(2) == pytest.approx(0.5 * (1 + math.cos(0.2 * math.pi)))
+
+
+@pytest.mark.parametrize("schedule", [stemma.constant(2.0, 3), stemma.linear(1.0, 12, 2, 0.5), stemma.cosine(1.0, 10, 2)],
+                         ids=["constant", "linear", "cosine"])
+def test_schedules_cross_processes(schedule):
+    again = pickle.loads(pickle.dumps(schedule))
+    assert [again(step) for step in range(15)] == [schedule(step) for step in range(15)]
 
 
 @pytest.mark.parametrize("make, says", [

@@ -247,10 +247,48 @@ def test_an_array_with_masked_entries_is_refused_and_one_without_is_taken(name):
     checked({name: numpy.ma.array(values, mask=[0, 0])})
 
 
+class Gives:
+    """Gives an array, as objects of frameworks do."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self._array
+
+    def __iter__(self):
+        return iter(self._array.data)
+
+
+@pytest.mark.parametrize("name", ["tokens", *ARRAYS])
+@pytest.mark.parametrize("given", [list, tuple, Gives, lambda array: numpy.array(list(array), dtype=object)],
+                         ids=["list", "tuple", "gives", "objects"])
+def test_a_list_of_masked_entries_is_refused_and_so_is_what_gives_such_an_array(name, given):
+    values = [8, 9] if name == "tokens" else [0.0, 0.0]
+    with pytest.raises(ValueError, match=rf"^groups\[0\].rollouts\[0\].{name} has masked entries, "):
+        checked({name: given(numpy.ma.array(values, mask=[0, 1]))})
+    checked({name: given(numpy.ma.array(values, mask=[0, 0]))})
+
+
 @pytest.mark.parametrize("values", [[True, False], [7, True], [False], numpy.array([True, False])], ids=str)
 def test_truths_are_no_token_ids(values):
     with pytest.raises(ValueError, match=r"^has (True|False) at \d, a bool: pass a flat list|^holds bool: pass a flat list"):
         _arrays.pack_int32(values)
+
+
+class Scalar:
+    """As a tensor of one element is: also one of bool is an index to Python."""
+
+    def __init__(self, value, dtype):
+        self._value, self.dtype, self.ndim = value, dtype, 0
+
+    def __index__(self):
+        return int(self._value)
+
+
+def test_truths_of_a_framework_are_no_token_ids():
+    with pytest.raises(ValueError, match=r"^groups\[0\].rollouts\[0\].tokens has True at 1, a bool: pass a flat list"):
+        checked({"tokens": [Scalar(7, "torch.int64"), Scalar(True, "torch.bool")]})
 
 
 @pytest.mark.parametrize("values", [numpy.array([1, 0], dtype="c16"), numpy.array([1, 0], dtype="c8"), [1j, 0], [1 + 0j, 0]], ids=str)

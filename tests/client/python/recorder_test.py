@@ -6,7 +6,7 @@ import pytest
 import stemma
 from stemma import _recording
 
-from client_test import update
+from client_test import status, update
 from fake_server import FakeServer
 from waiting_test import ACCEPTED
 
@@ -60,3 +60,96 @@ def test_a_request_that_is_sent_again_is_recorded_once_and_the_oldest_ids_are_fo
         for request_id in ("a", "a", "b", "a", "c", "b", "c", "a"):
             update(client, wait=False, request_id=request_id)
     assert recorder.ids == ["a", "b", "c", "a"]
+
+
+def test_another_payload_under_an_id_whose_weights_are_lost_is_recorded_too():
+    recorder = Recorder()
+    with FakeServer(ACCEPTED) as server, stemma.Client(server.address, recorder=recorder) as client:
+        for options in ({}, {}, {"epochs": 2}, {"epochs": 2, "trace_step": 0}, {}):
+            update(client, wait=False, request_id="r", **options)
+            client._lineage = "L-2"  # a repeat may expect another lineage than the request did
+    assert recorder.ids == ["r"] * 3
+
+
+def test_clients_that_share_a_recorder_record_a_request_once():
+    recorder = Recorder()
+    with FakeServer(ACCEPTED) as server:
+        for _ in range(2):
+            with stemma.Client(server.address, recorder=recorder) as client:
+                update(client, wait=False, request_id="r")
+    assert recorder.ids == ["r"]
+
+
+def test_recorders_of_which_nothing_can_be_remembered_are_recorders():
+    class Slots(Recorder):
+        __slots__ = ()
+        __hash__ = None
+
+    recorder = Slots()
+    with FakeServer(ACCEPTED) as server, stemma.Client(server.address, recorder=recorder) as client:
+        for request_id in ("a", "a", "b"):
+            update(client, wait=False, request_id=request_id)
+    assert recorder.ids == ["a", "b"]
+
+
+FOUND = {**ACCEPTED, "GetRequest": lambda request, _: status(request.request_id, "ACCEPTED")}
+
+
+def lose_answers(client, monkeypatch, error):
+    """Lets requests reach the server, and their answers not reach the client."""
+    sent = client._sent
+
+    def send(*arguments):
+        sent(*arguments)
+        raise error
+
+    monkeypatch.setattr(client, "_sent", send)
+
+
+@pytest.mark.parametrize("error, raised", [
+    (stemma.StemmaError("DEADLINE_EXCEEDED", "", "late"), TimeoutError), (stemma.StemmaError("UNAVAILABLE", "", "away"), stemma.StemmaError),
+    (KeyboardInterrupt(), stemma.RequestInterrupted)])
+def test_a_request_that_attach_finds_is_recorded_then(monkeypatch, error, raised):
+    recorder = Recorder()
+    with FakeServer(FOUND) as server, stemma.Client(server.address, recorder=recorder) as client:
+        lose_answers(client, monkeypatch, error)
+        with pytest.raises(raised):
+            update(client, wait=False, request_id="r", timeout_s=0 if raised is TimeoutError else None)
+        assert recorder.ids == []
+        for _ in range(2):
+            client.attach("r")
+        assert recorder.ids == ["r"]
+        monkeypatch.undo()
+        update(client, wait=False, request_id="r")
+    assert recorder.ids == ["r"]
+
+
+def test_ctrl_c_while_the_recorder_writes_loses_nothing_that_attach_finds():
+    recorder = Recorder(KeyboardInterrupt())
+    with FakeServer(FOUND) as server, stemma.Client(server.address, recorder=recorder) as client:
+        with pytest.raises(stemma.RequestInterrupted):
+            update(client, wait=False, request_id="r")
+        client.attach("r")
+    assert recorder.ids == ["r"]
+
+
+def test_what_the_server_refused_is_not_what_attach_finds_under_its_id(monkeypatch):
+    recorder = Recorder()
+    with FakeServer(FOUND) as server, stemma.Client(server.address, recorder=recorder) as client:
+        lose_answers(client, monkeypatch, stemma.StemmaError("ALREADY_EXISTS", "REQUEST_ID_REUSED", "another payload"))
+        with pytest.raises(stemma.StemmaError, match="REQUEST_ID_REUSED"):
+            update(client, wait=False, request_id="r")
+        client.attach("r")
+    assert recorder.ids == []
+
+
+def test_the_messages_of_the_newest_requests_that_were_not_heard_of_are_kept(monkeypatch):
+    recorder = Recorder()
+    with FakeServer(FOUND) as server, stemma.Client(server.address, recorder=recorder) as client:
+        lose_answers(client, monkeypatch, KeyboardInterrupt())
+        for request_id in "abcde":
+            with pytest.raises(stemma.RequestInterrupted):
+                update(client, wait=False, request_id=request_id)
+        for request_id in "abcde":
+            client.attach(request_id)
+    assert recorder.ids == list("bcde")

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import signal
 import subprocess
 import tracemalloc
 
@@ -189,6 +190,97 @@ def test_a_line_that_no_command_reads_is_refused_and_leaves_the_trace_as_it_was(
         list(read(tmp_path / "t.jsonl"))
     monkeypatch.setattr(stemma.trace, "_LINE_BYTES_MAX", length)
     assert len(list(read(tmp_path / "t.jsonl"))) == 1
+
+
+class Disk:
+    """A writer's file whose n-th write from now on writes a part of what it is given, and then does something. Later ones write."""
+
+    def __init__(self, writer, nth, then):
+        self._file, self._left, self._then = writer._file, nth, then
+        writer._file = self
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write(self, data):
+        self._left -= 1
+        count = self._file.write(data[:1] if self._left == 0 else data)
+        if self._left == 0:
+            self._then()
+        return count
+
+
+def raising(error):
+    def fail():
+        raise error
+    return fail
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_line_that_does_not_come_to_its_end_leaves_nothing(tmp_path, error, nth):
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        Disk(writer, nth, raising(error))
+        with pytest.raises(type(error)):
+            writer.write_parts(sent_parts(GROUPS))
+        writer.write_parts(sent_parts(GROUPS[:1] * 2))
+    [(_, group_list)] = read(tmp_path / "t.jsonl")
+    assert len(group_list) == 2
+
+
+def test_what_a_line_left_is_taken_back_before_the_next_where_it_could_not_be_at_once(tmp_path, monkeypatch):
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        Disk(writer, 3, raising(KeyboardInterrupt()))
+        with monkeypatch.context() as broken:
+            broken.setattr(stemma.trace.os, "ftruncate", lambda *_: raising(OSError("not now"))())
+            with pytest.raises(KeyboardInterrupt):
+                writer.write_parts(sent_parts(GROUPS))
+            with pytest.raises(OSError, match="not now"):
+                writer.write_parts(sent_parts(GROUPS))
+        writer.write_parts(sent_parts(GROUPS))
+    assert len(list(read(tmp_path / "t.jsonl"))) == 1
+
+
+def test_a_disk_that_takes_parts_has_whole_lines(tmp_path):
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        Disk(writer, 2, lambda: None)
+        writer.write_parts(sent_parts(GROUPS))
+    assert len(list(read(tmp_path / "t.jsonl"))) == 1
+
+
+@pytest.mark.parametrize("error", [None, SystemExit(1)])
+def test_a_signals_handler_that_sends_while_its_thread_records_has_its_own_line(tmp_path, error):
+    def handle(*_):
+        writer.write_parts(sent_parts([stemma.Group("small", [1], [])]))
+        if error is not None:
+            raise error
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with TraceWriter(tmp_path / "t.jsonl") as writer:
+            Disk(writer, 3, lambda: signal.raise_signal(signal.SIGUSR1))
+            if error is None:
+                writer.write_parts(sent_parts(GROUPS))
+            else:
+                with pytest.raises(SystemExit):
+                    writer.write_parts(sent_parts(GROUPS))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    uids = [group["uid"] for _, group_list in read(tmp_path / "t.jsonl") for group in group_list]
+    assert uids == (["g0"] if error is None else []) + ["small"]
+
+
+def test_what_ends_the_process_is_not_taken_for_a_disk_that_is_full(tmp_path):
+    def handle():
+        writer.write_parts(sent_parts(GROUPS))
+        Disk(writer, 1, raising(OSError("full")))
+        raise SystemExit(1)
+
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        Disk(writer, 3, handle)
+        with pytest.raises(SystemExit):
+            writer.write_parts(sent_parts(GROUPS))
+    assert list(read(tmp_path / "t.jsonl")) == []
 
 
 @pytest.mark.parametrize("text, line", [("{}\n", 1), ('{"schema": "stemma.trace.v1"}\n{"header": {}\n', 2),
