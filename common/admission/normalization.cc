@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -30,9 +31,12 @@ struct Member {
 // The members of one stat_group. Rollouts of one sample_id are parts of one trajectory, which was rewarded once.
 struct StatGroup {
   std::vector<Member> members;
-  std::vector<double> rewards;                     // one for each sample
-  std::map<std::string, size_t> firsts_of_sample;  // the first member of each sample_id
+  std::vector<double> rewards;  // one for each sample
+  std::set<std::string> sample_ids;
 };
+
+// The first member of each sample_id of the request, in whichever stat_group.
+using FirstsOfSamples = std::map<std::string, Member>;
 
 absl::Status UnequalRewardsError(const std::string& uid, const Member& member, const Member& first) {
   Violations violations;
@@ -44,14 +48,13 @@ absl::Status UnequalRewardsError(const std::string& uid, const Member& member, c
   return violations.ToStatus();
 }
 
-absl::Status AddMember(const std::string& uid, Member member, StatGroup& to) {
+absl::Status AddMember(const std::string& uid, Member member, FirstsOfSamples& firsts, StatGroup& to) {
   bool is_new_sample = true;
   if (member.rollout->has_sample_id()) {
-    const auto [found, added] = to.firsts_of_sample.try_emplace(member.rollout->sample_id(), to.members.size());
-    is_new_sample = added;
-    if (!added && member.rollout->reward() != to.members[found->second].rollout->reward()) {
-      return UnequalRewardsError(uid, member, to.members[found->second]);
-    }
+    const std::string& id = member.rollout->sample_id();
+    const Member& first = firsts.try_emplace(id, member).first->second;
+    if (member.rollout->reward() != first.rollout->reward()) return UnequalRewardsError(uid, member, first);
+    is_new_sample = to.sample_ids.insert(id).second;
   }
   if (is_new_sample) to.rewards.push_back(member.rollout->reward());
   to.members.push_back(std::move(member));
@@ -179,6 +182,7 @@ absl::Status FillAdvantages(const v1::LossConfig& loss, const RunNumbers& number
   ASSIGN_OR_RETURN(const LossMode mode, ParseLossMode(loss.loss_mode()));
   if (!NeedsAdvantages(mode)) return absl::OkStatus();
   std::map<std::string, StatGroup> by_stat_group;
+  FirstsOfSamples firsts;
   for (size_t g = 0; g < groups.size(); ++g) {
     for (int r = 0; r < groups[g].rollouts_size(); ++r) {
       v1::Rollout* rollout = groups[g].mutable_rollouts(r);
@@ -187,7 +191,7 @@ absl::Status FillAdvantages(const v1::LossConfig& loss, const RunNumbers& number
         return absl::InvalidArgumentError(absl::StrCat("groups[", g, "].rollouts[", r, "] of uid \"", groups[g].uid(),
                                                        "\" has neither an advantage nor a reward"));
       }
-      RETURN_IF_ERROR(AddMember(groups[g].uid(), {rollout, absl::StrCat("groups[", g, "].rollouts[", r, "]")},
+      RETURN_IF_ERROR(AddMember(groups[g].uid(), {rollout, absl::StrCat("groups[", g, "].rollouts[", r, "]")}, firsts,
                                 by_stat_group[StatGroupOf(groups[g])]));
     }
   }

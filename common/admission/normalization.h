@@ -23,10 +23,11 @@ const std::string& StatGroupOf(const v1::PromptGroup& group);
 // Sets `advantage` of the rollouts that send none, from the rewards of those in one stat_group:
 //   A = (reward - mean) / (std + 1e-6), std unbiased; without normalize_advantage_std A = reward - mean
 //   one reward alone: mean 0, std 1; equal rewards: exactly 0
-// Rollouts of the stat_group that have one sample_id count as one reward, and get one advantage.
+// Rollouts of the stat_group that have one sample_id count as one reward, and get one advantage; a sample_id has one
+// reward in the whole request.
 // Over the whole request, before it is cut into mini-batches. Nothing happens in a mode that reads no advantage.
-// Errors: InvalidArgument - a rollout has neither advantage nor reward, two of one stat_group and sample_id have
-// different rewards, or the rewards of a stat_group are so large that their mean, their variance or an advantage
+// Errors: InvalidArgument - a rollout has neither advantage nor reward, two of one sample_id have different
+// rewards, or the rewards of a stat_group are so large that their mean, their variance or an advantage
 // overflows in the run's arithmetic; names the rollouts.
 absl::Status FillAdvantages(const v1::LossConfig& loss, const RunNumbers& numbers,
                             std::vector<v1::PromptGroup>& groups);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,5 +26,9 @@ struct TrainingRequest {
   uint64_t num_tokens = 0;  // prompts once per group, and responses
   uint64_t bytes = 0;       // of the groups as messages
 };
+
+// Returns the request; when nobody holds a large one any more, its memory goes back to the system. It lies all over the
+// heap, which would keep it until the next one.
+std::shared_ptr<const TrainingRequest> GivenBackOnceDropped(std::shared_ptr<const TrainingRequest> request);
 
 }  // namespace stemma

@@ -39,7 +39,9 @@ std::optional<int64_t> LeftBytes(const std::string& folder) {
   const std::optional<int64_t> limit = LimitBytes(folder);
   const std::optional<int64_t> current = limit ? ReadNumber(folder + "/memory.current") : std::nullopt;
   if (!current) return std::nullopt;
-  const int64_t used = std::max<int64_t>(0, *current - ReadStat(folder + "/memory.stat", "inactive_file"));
+  const std::string stat = folder + "/memory.stat";
+  const int64_t files = ReadStat(stat, "inactive_file") + ReadStat(stat, "active_file");
+  const int64_t used = std::max<int64_t>(0, *current - files);
   return std::max<int64_t>(0, *limit - used);
 }
 

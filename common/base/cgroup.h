@@ -18,9 +18,9 @@ std::vector<std::string> OwnCgroupFolders();
 std::vector<std::string> CgroupFoldersOf(const std::string& root, std::string_view proc_self_cgroup);
 
 // Returns the least limit of the memory of these groups (memory.max, or memory.high, above which the kernel holds
-// processes up), and the least that one of them leaves. Pages of files that nothing has touched for a while
-// (inactive_file) count as left, as in MemAvailable: the kernel drops them for whoever needs memory, and a worker that
-// has read its model's files has made many. Nothing: there is no limit, or it cannot be read.
+// processes up), and the least that one of them leaves. Pages of files (inactive_file and active_file) count as left,
+// as in MemAvailable: the kernel drops them for whoever needs memory, and a worker that has read its model's files has
+// made many, twice active ones. Nothing: there is no limit, or it cannot be read.
 std::optional<int64_t> CgroupLimitBytes(std::span<const std::string> folders);
 std::optional<int64_t> CgroupLeftBytes(std::span<const std::string> folders);
 

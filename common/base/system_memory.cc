@@ -26,9 +26,11 @@ int64_t MemAvailableBytes() {
 
 }  // namespace
 
-int64_t AvailableMemoryBytes() {
-  const int64_t bytes = std::min(MemAvailableBytes(), CgroupLeftBytes(OwnCgroupFolders()).value_or(kUnknown));
-  return bytes == kUnknown ? 0 : bytes;
+int64_t AvailableMemoryBytes() { return AvailableMemoryBytesIn(OwnCgroupFolders()); }
+
+int64_t AvailableMemoryBytesIn(std::span<const std::string> cgroup_folders) {
+  const int64_t bytes = std::min(MemAvailableBytes(), CgroupLeftBytes(cgroup_folders).value_or(kUnknown));
+  return bytes == kUnknown ? 0 : std::max<int64_t>(1, bytes);
 }
 
 int64_t MachineMemoryBytes() {

@@ -3,11 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 
 namespace stemma {
 
-// The smaller of the kernel's MemAvailable and what the memory cgroups (v2) leave; 0 if neither can be read.
+// The smaller of the kernel's MemAvailable and what the memory cgroups (v2) leave; 0 if neither can be read, and 1
+// where nothing is left: who reads 0 takes the number for one that is not known.
 int64_t AvailableMemoryBytes();
+int64_t AvailableMemoryBytesIn(std::span<const std::string> cgroup_folders);  // the same, in these groups
 
 // The smaller of the machine's physical memory and the memory cgroups' limit.
 int64_t MachineMemoryBytes();

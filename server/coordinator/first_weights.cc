@@ -49,17 +49,18 @@ WeightsBase ChooseBaseThatIsThere(bool replays, const Storage& storage) {
 }  // namespace
 
 absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Storage& storage) {
-  const bool is_new = storage.state().lineage().empty();
-  if (resume == kResumeNothing || (resume == kResumeNewest && !is_new)) return "";
+  const std::string& lineage = storage.state().lineage();
+  const bool is_name = resume != kResumeNothing && resume != kResumeNewest;
+  // A service names it at every start, also once the checkpoint has been dropped.
+  if (!lineage.empty()) {
+    LOG_IF(WARNING, is_name) << "--resume " << resume << " is for a new --data directory; this one's journal goes on "
+                             << "with lineage " << lineage << " (stemma checkpoint load goes back)";
+    return "";
+  }
+  if (resume == kResumeNothing) return "";
   if (resume == kResumeNewest) return ChooseNewest(storage);
-  if (!IsFound(storage, resume)) {
-    return absl::InvalidArgumentError(absl::StrCat("--resume ", resume, ": there is no such checkpoint in --data"));
-  }
-  if (!is_new) {
-    LOG(WARNING) << "--resume " << resume << " is for a new --data directory; this one's journal goes on with lineage "
-                 << storage.state().lineage() << " (stemma checkpoint load goes back)";
-  }
-  return resume;
+  if (IsFound(storage, resume)) return resume;
+  return absl::InvalidArgumentError(absl::StrCat("--resume ", resume, ": there is no such checkpoint in --data"));
 }
 
 std::string ChooseFirst(const std::string& resumed, bool replays, const Storage& storage) {

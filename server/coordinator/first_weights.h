@@ -10,8 +10,9 @@
 namespace stemma::server {
 
 // Returns the checkpoint with which a new journal begins, as --resume says; empty: none, or the journal is not new.
-// Errors: InvalidArgument - none has the name that was given; FailedPrecondition - the newest one is wanted, and none
-// of the folders beside a new journal is whole: the model directory's weights would silently take the place of theirs.
+// Errors, of a new journal: InvalidArgument - none has the name that was given; FailedPrecondition - the newest one is
+// wanted, and none of the folders beside a new journal is whole: the model directory's weights would silently take the
+// place of theirs.
 absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Storage& storage);
 
 // Returns the checkpoint with which recovery begins, of those that are there. `resumed`: what ChooseResumed returned;

@@ -151,14 +151,15 @@ void AddFlags(CLI::App& app, Flags& flags) {
          "directory for the journal, kept requests, checkpoints, exports and measurements; one server at a time")
       ->capture_default_str();
   app.add_option("--resume", flags.resume,
-                 "with what a --data directory begins that has no journal: auto (the newest checkpoint in it, else the "
-                 "model directory), none, or a checkpoint's name")
+                 "with what a --data directory begins that has no journal: auto (the newest checkpoint in it, or the "
+                 "model directory where it has no folder of any; refused where none of its folders is whole), none, or "
+                 "a checkpoint's name")
       ->capture_default_str();
   app.add_option("--ready-file", flags.ready_file,
                  "written once all listeners serve: the clients' address, then `workers ADDRESS`, `ops ADDRESS` and, "
                  "with --metrics-listen, `metrics ADDRESS`");
   app.add_option("--drain-timeout", flags.drain_timeout_s,
-                 "after SIGTERM or SIGINT, seconds for what runs to end its step, log-prob pass or export")
+                 "after SIGTERM, SIGINT or SIGHUP, seconds for what runs to end its step, log-prob pass or export")
       ->check(Whole(0, kDrainTimeoutMaxS), "")
       ->capture_default_str();
   app.add_flag("--insecure", flags.insecure, "allow plaintext beyond loopback");

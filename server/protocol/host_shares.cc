@@ -8,6 +8,7 @@ namespace stemma::server {
 namespace {
 
 // 0: not known.
+int64_t PartOf(int64_t bytes, uint32_t parts) { return bytes == 0 ? 0 : std::max<int64_t>(1, bytes / parts); }
 int64_t Smaller(int64_t a, int64_t b) { return a == 0 || b == 0 ? std::max(a, b) : std::min(a, b); }
 
 }  // namespace
@@ -15,10 +16,10 @@ int64_t Smaller(int64_t a, int64_t b) { return a == 0 || b == 0 ? std::max(a, b)
 WorkerMemory ShareOf(const WorkerMemory& reported, uint32_t workers_of_host) {
   CHECK_GT(workers_of_host, 0u);
   WorkerMemory share = reported;
-  share.host_free_bytes /= workers_of_host;
+  share.host_free_bytes = PartOf(share.host_free_bytes, workers_of_host);
   if (reported.host_free_bytes > 0) return share;
-  share.device_free_bytes /= workers_of_host;
-  share.device_bytes /= workers_of_host;
+  share.device_free_bytes = PartOf(share.device_free_bytes, workers_of_host);
+  share.device_bytes = PartOf(share.device_bytes, workers_of_host);
   return share;
 }
 

@@ -9,7 +9,7 @@
 namespace stemma::server {
 
 // Returns one worker's part of what it reported, where so many workers share its host: of the host's memory, and of the
-// device's where that is the host's. A device of its own stays its own.
+// device's where that is the host's. A device of its own stays its own. What is known stays so: its part is never 0.
 WorkerMemory ShareOf(const WorkerMemory& reported, uint32_t workers_of_host);
 
 // Returns what every worker has at least, number by number; 0 where none knows it. REQUIRES: one worker or more.

@@ -18,20 +18,6 @@ namespace {
 // From so many bytes on, what was dropped goes back to the system at once.
 constexpr uint64_t kDroppedBytes = 1 << 20;
 
-// A request that is smaller is soon followed by one that takes its memory.
-constexpr uint64_t kLargeRequestBytes = 16 << 20;
-
-// Returns the request; when nobody holds a large one any more, its memory goes back to the system. It lies all over the
-// heap, which would keep it until the next one.
-std::shared_ptr<const TrainingRequest> GivenBackOnceDropped(std::shared_ptr<const TrainingRequest> request) {
-  if (request->bytes < kLargeRequestBytes) return request;
-  const TrainingRequest* const held = request.get();
-  return {held, [request = std::move(request)](const TrainingRequest*) mutable {
-            request.reset();
-            malloc_trim(0);
-          }};
-}
-
 }  // namespace
 
 RequestReader::RequestReader(TrainingRequest::Kind kind, const RequestRules& rules, Hooks hooks)

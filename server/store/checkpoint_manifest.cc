@@ -56,8 +56,9 @@ absl::Status CheckVersion(std::string_view text) {
   const auto version = value.find("version");
   if (version == value.end()) return absl::InvalidArgumentError("has no version");
   if (version->is_number_unsigned() && version->get<uint64_t>() == kManifestVersion) return absl::OkStatus();
-  const std::string text_of_error = absl::StrCat("has the version ", JsonExcerpt(*version), ", this program reads ",
-                                                 kManifestVersion, ": use the program that wrote it, or a newer one");
+  const std::string text_of_error =
+      absl::StrCat("has the version ", JsonExcerpt(*version), ", this program reads ", kManifestVersion,
+                   ": use the program that wrote it, or a newer one, or move the folder away");
   // The number says nothing where the manifest is damaged, which the first version could not show.
   const bool is_first =
       version->is_number_unsigned() && version->get<uint64_t>() == kUnsealedVersion && text.find(kSealKey) == text.npos;

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -185,6 +187,14 @@ bool SaysItIsNone(const absl::Status& status) {
   return absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInvalidArgument(status);
 }
 
+// Whether it is a folder, or a link to one. What cannot be told may be one.
+bool MayBeFolder(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_type type = fs::status(path, error).type();
+  return type == fs::file_type::directory || type == fs::file_type::none;
+}
+
 // Reads a folder's manifest and nothing else.
 absl::StatusOr<StoredCheckpoint> ReadManifest(const std::string& path, const std::string& name) {
   ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(path));
@@ -302,12 +312,14 @@ absl::StatusOr<ScannedCheckpoints> CheckpointStore::Scan() const {
   ScannedCheckpoints scanned;
   for (const std::string& name : names) {
     if (!CheckFileName(name).ok()) continue;
-    absl::StatusOr<StoredCheckpoint> stored = ReadManifest(absl::StrCat(folder_, "/", name), name);
+    const std::string path = absl::StrCat(folder_, "/", name);
+    absl::StatusOr<StoredCheckpoint> stored = ReadManifest(path, name);
     if (stored.ok()) {
       scanned.checkpoints.push_back(*std::move(stored));
     } else if (SaysItIsNone(stored.status())) {
-      scanned.left_out.push_back({name, std::string(stored.status().message())});
-      LOG(WARNING) << "left out of the checkpoints: " << scanned.left_out.back().why;
+      const std::string why(stored.status().message());
+      LOG(WARNING) << "left out of the checkpoints: " << why;
+      if (MayBeFolder(path)) scanned.left_out.push_back({name, why});
     } else {
       return stored.status();
     }

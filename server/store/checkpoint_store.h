@@ -75,7 +75,8 @@ class CheckpointStore {
   absl::StatusOr<StoredCheckpoint> Verify(const std::string& name, const std::string& manifest_sha256,
                                           const GoesOn& goes_on = AlwaysGoesOn) const;
   // Returns the folders that have a manifest of their name that can be read, and those that have none, or a damaged
-  // one; reads nothing else of them: `client_state` is empty, and files may be damaged. What is left out is logged.
+  // one; reads nothing else of them: `client_state` is empty, and files may be damaged. What is left out is logged, and
+  // so is what is no folder at all.
   // Errors: the file system's, where a folder cannot be read today: it is not known whether a checkpoint is there;
   // FailedPrecondition - a manifest is of another version: left out, its steps would be given up for good.
   absl::StatusOr<ScannedCheckpoints> Scan() const;

@@ -154,7 +154,7 @@ absl::StatusOr<SpooledRequest> ReadSpooled(const RegularFile& file, const std::s
   SpooledRequest spooled;
   RETURN_IF_ERROR(ReadMessages(input, path, message_bytes_max, *request, spooled));
   if (input.Digest() != digest) return DamagedSpool(path, "its contents are not those of its digest");
-  spooled.request = std::move(request);
+  spooled.request = GivenBackOnceDropped(std::move(request));
   return spooled;
 }
 

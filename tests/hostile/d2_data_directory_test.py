@@ -262,6 +262,19 @@ def test_d2_a_journal_that_is_missing_or_old_is_waited_for_and_the_spool_stays(t
         assert cluster.model().step == 2, "nothing was lost meanwhile"
 
 
+def test_d2_a_checkpoint_of_another_version_is_left_to_it_whatever_is_resumed(tmp_path):
+    """Its steps would be given up for good; so --resume none does not pass it by."""
+    folder = tmp_path / "data/checkpoints/old"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text('{"version": 1}')
+    for resume in ("none", "auto"):
+        code, text = start(tmp_path, *GOOD, "--resume", resume, data=tmp_path / "data")
+        assert code == 2 and "old/manifest.json: has the version 1" in text and "or move the folder away" in text, text
+    folder.rename(tmp_path / "old")
+    with Cluster(data=tmp_path / "data", worker=False):
+        pass
+
+
 def test_d2_a_users_files_in_the_data_directory_stay(tmp_path):
     data = tmp_path / "data"
     theirs = [data / ".tmp-thesis", data / "exports" / ".tmp-mine", data / "checkpoints" / ".tmp-mine"]

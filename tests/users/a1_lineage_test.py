@@ -165,14 +165,14 @@ def test_a_replay_whose_server_was_killed_and_started_again_stops_and_says_what_
 
 def test_a_replay_whose_worker_died_stops_or_follows_when_told(cluster, trace):
     path = trace("crash")
+    before = cluster.model().lineage
     with replay(cluster, path) as process:
-        before = cluster.model().lineage
         out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 64 + 9 and "ROLLED_BACK" in err and f"lost_lineage: {before}" in err, err
     cluster.lose_worker()
     cluster.start_worker()
+    between = cluster.model().lineage
     with replay(cluster, path, "--run-id", "again", "--follow-lineage", "-o", "json") as process:
-        between = cluster.model().lineage
         cluster.lose_worker()
         cluster.start_worker()
         out, err = process.communicate(timeout=PATIENCE_S)

@@ -144,25 +144,25 @@ TEST(FillAdvantagesTest, ASampleIsRewardedOnceHoweverManyRolloutsItHas) {
 
 TEST(FillAdvantagesTest, ASampleAloneIsOneRewardAndAnIdCountsInEachStatGroup) {
   std::vector<v1::PromptGroup> groups = {MakeGroup("a", {PartOf("s", 0.5), PartOf("s", 0.5)}),
-                                         MakeGroup("b", {PartOf("s", 3), WithReward(1), PartOf("s", 3)})};
+                                         MakeGroup("b", {PartOf("s", 0.5), WithReward(-1.5), PartOf("s", 0.5)})};
   ASSERT_TRUE(FillAdvantages(Loss("vanilla", "token-mean", /*normalize_std=*/false), RunNumbers(), groups).ok());
   EXPECT_THAT(Advantages(groups[0]), ElementsAre(0.5, 0.5));
   EXPECT_THAT(Advantages(groups[1]), ElementsAre(1, -1, 1));
 }
 
 TEST(FillAdvantagesTest, TwoRewardsOfOneSampleAreRefusedWithBoth) {
-  std::vector<v1::PromptGroup> groups = {MakeGroup("a", {WithReward(7), PartOf("turns of one", 1)}),
-                                         MakeGroup("b", {PartOf("turns of one", 0.25)})};
-  for (v1::PromptGroup& group : groups) group.set_stat_group("question");
-  const absl::Status status = FillAdvantages(Loss("vanilla", "token-mean"), RunNumbers(), groups);
-  ASSERT_EQ(ErrorReason(status), "INVALID_REQUEST") << status;
-  const ErrorDetails details = GetErrorDetails(status);
-  EXPECT_EQ(details.uid, "b");
-  ASSERT_EQ(details.violations.size(), 1u);
-  EXPECT_EQ(details.violations[0].field, "groups[1].rollouts[0].reward");
-  EXPECT_EQ(details.violations[0].description,
-            "is 0.25, but 1 in groups[0].rollouts[1] of the same sample_id turns of one: send one reward, or "
-            "advantages, or two ids");
+  for (const bool in_one_stat_group : {true, false}) {  // turns may be groups of their own, which none ties together
+    std::vector groups = {MakeGroup("a", {WithReward(7), PartOf("t", 1)}), MakeGroup("b", {PartOf("t", 0.25)})};
+    for (v1::PromptGroup& group : groups) group.set_stat_group(in_one_stat_group ? "question" : group.uid());
+    const absl::Status status = FillAdvantages(Loss("vanilla", "token-mean"), RunNumbers(), groups);
+    ASSERT_EQ(ErrorReason(status), "INVALID_REQUEST") << status;
+    const ErrorDetails details = GetErrorDetails(status);
+    EXPECT_EQ(details.uid, "b");
+    EXPECT_EQ(details.violations.at(0).field, "groups[1].rollouts[0].reward");
+    EXPECT_EQ(details.violations.at(0).description,
+              "is 0.25, but 1 in groups[0].rollouts[1] of the same sample_id t: send one reward, or advantages, "
+              "or two ids");
+  }
 }
 
 TEST(FillAdvantagesTest, NeitherAdvantageNorRewardIsAnErrorThatNamesTheRollout) {

@@ -68,6 +68,17 @@ TEST_F(FirstWeightsTest, ANewDirectoryWithoutAWholeCheckpointDoesNotBeginAnew) {
   EXPECT_EQ(ChooseResumed(kNewest, *Open()).value_or("none"), "") << "control";
 }
 
+// No steps can have been moved here in what is no folder.
+TEST_F(FirstWeightsTest, AFileBesideTheCheckpointsIsNone) {
+  ASSERT_EQ(ChooseResumed(kNewest, *Open()).value_or("none"), "");
+  SetBytes(folder_ / "checkpoints/file", "notes");
+  std::filesystem::create_symlink("nothing", folder_ / "checkpoints/link");
+  EXPECT_EQ(ChooseResumed(kNewest, *Open()).value_or("none"), "");
+  std::filesystem::create_directory_symlink(folder_.path(), folder_ / "checkpoints/linked");
+  EXPECT_THAT(ChooseResumed(kNewest, *Open()).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("checkpoints/linked")));
+}
+
 TEST_F(FirstWeightsTest, AFewOfManyFoldersAreNamed) {
   for (const char* name : {"a", "b", "c", "d", "e"}) {
     std::filesystem::create_directories(folder_ / ("checkpoints/" + std::string(name)));
@@ -103,6 +114,9 @@ TEST_F(FirstWeightsTest, RecoveryBeginsWithACheckpointThatIsThere) {
   ASSERT_THAT(CommitSave(*CheckpointStore::Open(folder_.path()), folder_.path(), save, ""), IsOk());
   const std::unique_ptr<Storage> storage = Open();
   EXPECT_EQ(ChooseResumed(kNewest, *storage).value_or("none"), "") << "the journal is not new";
+  for (const std::string name : {"step-4", "step-9", "gone"}) {  // a unit file names it at every start
+    EXPECT_EQ(ChooseResumed(name, *storage).value_or("none"), "") << name;
+  }
   EXPECT_EQ(ChooseFirst("", /*replays=*/true, *storage), "step-4");
   EXPECT_EQ(ChooseFirst("named", /*replays=*/true, *storage), "named");
 }

@@ -18,6 +18,18 @@ TEST(HostSharesTest, WhatTheHostHasIsDividedAndADeviceOfItsOwnIsNot) {
   EXPECT_EQ(gpu.device_bytes, 120);
 }
 
+// 0 would say that it is not known, and of the host's memory that it is the device's, too.
+TEST(HostSharesTest, APartOfNextToNothingIsNotNothing) {
+  const WorkerMemory gpu = ShareOf({.device_free_bytes = 90, .host_free_bytes = 1, .device_bytes = 120}, 2);
+  EXPECT_EQ(gpu.host_free_bytes, 1);
+  EXPECT_EQ(gpu.device_free_bytes, 90);
+  const WorkerMemory cpu = ShareOf({.device_free_bytes = 1, .host_free_bytes = 0, .device_bytes = 120}, 2);
+  EXPECT_EQ(cpu.device_free_bytes, 1);
+  EXPECT_EQ(cpu.host_free_bytes, 0);
+  EXPECT_EQ(ShareOf({.device_free_bytes = 0, .host_free_bytes = 0, .device_bytes = 120}, 2).device_free_bytes, 0)
+      << "what is not known stays so";
+}
+
 TEST(HostSharesTest, TheSmallestOfEachNumberThatIsKnown) {
   const std::vector<WorkerMemory> workers = {{.device_free_bytes = 5, .host_free_bytes = 0, .device_bytes = 9},
                                              {.device_free_bytes = 7, .host_free_bytes = 3, .device_bytes = 8}};

@@ -39,7 +39,8 @@ TEST_F(CheckpointOfAnotherTest, AManifestOfAnotherVersionIsNoAnswer) {
   SetBytes(Path("newer/manifest.json"), Sealed(text));
   EXPECT_THAT(store_.Scan().status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("newer/manifest.json"), HasSubstr("use the program that wrote it"))));
+                       AllOf(HasSubstr("newer/manifest.json"), HasSubstr("use the program that wrote it"),
+                             HasSubstr("move the folder away"))));
 }
 
 DrawnSave SaveOfModel(const std::string& name, const std::string& config_json) {

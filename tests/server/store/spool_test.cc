@@ -2,6 +2,10 @@
 #include "server/store/spool.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <vector>
 
 #include "common/base/error.h"
 #include "common/base/mesh.h"
@@ -58,6 +62,35 @@ TEST(SpoolTest, GroupsThatDoNotFitAChunkAreJoinedAgain) {
   const absl::StatusOr<SpooledRequest> spooled = spool.Read(*file);
   ASSERT_THAT(spooled, IsOk());
   ExpectSpooled(*spooled, request, DrawnPlan(3, 4), MakeMesh({.dp = 1}));
+}
+
+uint64_t ResidentBytes() {
+  uint64_t all_pages = 0, resident_pages = 0;
+  std::ifstream("/proc/self/statm") >> all_pages >> resident_pages;
+  return resident_pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+// In rollouts that are too small for mappings of their own, below something that stays.
+TEST(SpoolTest, MemoryOfALargeRequestThatWasReadGoesBackToTheSystem) {
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  internal::v1::SpoolFile file;
+  {
+    TrainingRequest request;
+    v1::PromptGroup& group = request.groups.emplace_back();
+    group.set_uid("g");
+    for (int i = 0; i < (64 << 10); ++i) group.add_rollouts()->set_response_tokens(std::string(1000, 'x'));
+    request.bytes = group.ByteSizeLong();
+    const auto written = spool.Write("a", request, RequestPlan(), MakeMesh({.dp = 1}));
+    ASSERT_THAT(written, IsOk());
+    file = *written;
+  }
+  absl::StatusOr<SpooledRequest> spooled = spool.Read(file);
+  ASSERT_THAT(spooled, IsOk());
+  const std::vector<std::string> above(2000, std::string(1000, 'x'));
+  const uint64_t before = ResidentBytes();
+  spooled->request = nullptr;
+  EXPECT_LT(ResidentBytes(), before - (48u << 20));
 }
 
 TEST(SpoolTest, FolderAndFilesAreTheUsersAlone) {
