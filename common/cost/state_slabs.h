@@ -25,10 +25,11 @@ constexpr int64_t kStateSlabsOnDevice = 3;
 // GPUs train in bf16, with masters apart.
 constexpr int64_t StateSlabElements(bool has_masters) { return int64_t{1} << (has_masters ? 22 : 18); }
 
-// Elements of a slab of states that lie on a GPU, with masters apart: as many as one launch of the fused op takes, in
-// 320 blocks of 65,536 elements, which is two blocks and more for each of the multiprocessors of an H200 (132) or a
-// B200 (148). Slabs that stream are smaller: the link bounds them, and three are on the device.
-constexpr int64_t kGpuSlabElements = 320 * int64_t{65536};
+// Elements of a slab of states that lie on a GPU, with masters apart: as many as one launch of the fused op takes,
+// which has at most 320 blocks of 65,536 elements, of one parameter each. Eight blocks are left to the ends of
+// parameters inside a slab; the others are two and more for each of the multiprocessors of an H200 (132) or a B200
+// (148). Slabs that stream are smaller: the link bounds them, and three are on the device.
+constexpr int64_t kGpuSlabElements = 312 * int64_t{65536};
 
 constexpr int64_t RoundUpToSlabUnit(int64_t elements) { return RoundUp(elements, kStateSlabUnit); }
 

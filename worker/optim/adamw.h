@@ -43,8 +43,8 @@ struct AdamwUpdate {
 // stay as they are, so that a step on weights and states put back gives the same bits again; a clip below 1 takes
 // ClippedSlabBytes (common/cost/state_slabs.h) of the device. Throws as StreamStates does. Returns the name of a
 // parameter of which it wrote a weight or a state that is not finite; empty: all are finite. Only weights and second
-// moments are read for that, while the slab is in the caches: a first moment that is not finite makes its weight NaN or
-// infinite in the same step, an infinite second moment does not (it stops the weight for ever).
+// moments are read for that, while the slab is in a CPU's caches: a first moment that is not finite makes its weight
+// NaN or infinite in the same step, an infinite second moment does not (it stops the weight for ever).
 std::string AdamwStep(const Backend& backend, std::vector<Parameter>& parameters, const ParameterRanges& ranges,
                       const AdamwUpdate& update, const HostStateOptions& host = {});
 

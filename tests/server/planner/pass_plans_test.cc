@@ -11,6 +11,7 @@
 #include "common/cost/state_bytes.h"
 #include "server/planner/planner.h"
 #include "tests/server/planner/cluster_shapes.h"
+#include "tests/testing/draw.h"
 
 namespace stemma::server {
 namespace {
@@ -47,7 +48,7 @@ class PassPlansTest : public ::testing::Test {
     return request;
   }
 
-  const uint64_t seed_ = std::random_device()();
+  const uint64_t seed_ = testing::FirstSeed();
   std::mt19937_64 random_{seed_};
   const StateBytes state_ = StateBytesOf(BenchModel(), RunDtype::kFp32);
 };

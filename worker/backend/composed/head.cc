@@ -12,9 +12,15 @@ namespace {
 
 constexpr int64_t kNormSliceElements = 1 << 18;
 
-}  // namespace
+// The head's ops make several tensors as large as the logits that they are given, which no plan counts where they stand
+// in for a kernel: they are given so many rows at a time, whose numbers depend on no others.
+constexpr int64_t kHeadSliceRows = 128;
 
-void HeadForward(const HeadForwardOperands& args) {
+at::Tensor SliceRows(const at::Tensor& x, int64_t begin, int64_t end) {
+  return x.defined() ? x.slice(0, begin, end) : x;
+}
+
+void HeadForwardRows(const HeadForwardOperands& args) {
   const at::Tensor u = args.logits_TV * args.inverse_temperature;
   const at::Tensor max = u.amax(-1);
   const at::Tensor shifted = u - max.unsqueeze(1);
@@ -28,7 +34,7 @@ void HeadForward(const HeadForwardOperands& args) {
   args.entropy_T.copy_(-(log_p.exp() * log_p).sum(-1));
 }
 
-void HeadBackward(const HeadBackwardOperands& args) {
+void HeadBackwardRows(const HeadBackwardOperands& args) {
   const at::ScalarType dtype = args.logits_TV.scalar_type();
   const auto column = [&](const at::Tensor& x) { return x.to(dtype).unsqueeze(1); };
   const at::Tensor shifted = (args.logits_TV - column(args.softmax_T2.select(1, 0))) * args.inverse_temperature;
@@ -44,6 +50,24 @@ void HeadBackward(const HeadBackwardOperands& args) {
   dz.scatter_add_(1, args.targets_T.clamp_min(0).unsqueeze(1), column(own_dlog_prob_T));
   dz = dz * args.inverse_temperature;
   args.dlogits_TV.copy_(at::where(is_zero.unsqueeze(1), at::zeros_like(dz), dz));
+}
+
+}  // namespace
+
+void HeadForward(const HeadForwardOperands& args) {
+  for (int64_t begin = 0; begin < args.logits_TV.size(0); begin += kHeadSliceRows) {
+    const auto rows = [&](const at::Tensor& x) { return SliceRows(x, begin, begin + kHeadSliceRows); };
+    HeadForwardRows({rows(args.logits_TV), rows(args.targets_T), rows(args.softmax_T2), rows(args.log_prob_T),
+                     rows(args.entropy_T), args.inverse_temperature});
+  }
+}
+
+void HeadBackward(const HeadBackwardOperands& args) {
+  for (int64_t begin = 0; begin < args.logits_TV.size(0); begin += kHeadSliceRows) {
+    const auto rows = [&](const at::Tensor& x) { return SliceRows(x, begin, begin + kHeadSliceRows); };
+    HeadBackwardRows({rows(args.logits_TV), rows(args.dlogits_TV), rows(args.targets_T), rows(args.softmax_T2),
+                      rows(args.dlog_prob_T), rows(args.entropy_T), rows(args.dentropy_T), args.inverse_temperature});
+  }
 }
 
 void AddWeightGradient(const WeightGradientOperands& args) {

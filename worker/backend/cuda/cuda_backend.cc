@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "worker/backend/cuda/attention/bucketed_calls.h"
-#include "worker/backend/cuda/attention/buckets.h"
 #include "worker/backend/cuda/attention/cudnn_calls.h"
 #include "worker/backend/cuda/attention/fa2_calls.h"
 #include "worker/backend/cuda/attention/flash_attention.h"
@@ -74,13 +73,11 @@ const FlashCalls& BucketedCudnn() {
 
 std::vector<AttentionStrategy> FasterAttention(const BackendRequest& request) {
   if (!BucketedCudnn().Takes(request.run_dtype, request.head_size)) return {};
-  FlashAttentionOptions options = AttentionOptions();
-  options.dense = &BucketedCudnn();
-  options.admitted = ShapesOfHeads({request.num_heads, request.num_kv_heads, request.head_size, request.run_dtype});
-  // The check tries it at once, in every case.
-  const auto checked = std::make_shared<FlashAttention>(Fa2(), options);
-  options.flops_of_plans = kFlopsOfPlans;
-  return {{"attention_cudnn", checked, std::make_shared<FlashAttention>(Fa2(), std::move(options))}};
+  auto [checked, in_use] =
+      OptionsWithDense(AttentionOptions(), BucketedCudnn(),
+                       {request.num_heads, request.num_kv_heads, request.head_size, request.run_dtype});
+  return {{"attention_cudnn", std::make_shared<FlashAttention>(Fa2(), std::move(checked)),
+           std::make_shared<FlashAttention>(Fa2(), std::move(in_use))}};
 }
 
 }  // namespace

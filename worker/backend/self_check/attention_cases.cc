@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/round_up.h"
 #include "worker/backend/self_check/cases.h"
 
 namespace stemma::worker::self_check {
@@ -57,12 +58,24 @@ std::vector<AttentionCase> Batches() {
           {.name = "a forward pass", .families = mixed, .forward_only = true}};
 }
 
+constexpr int64_t kMultiple = 128;
+
+int64_t RowsOfScores(int64_t scores, int64_t heads) {
+  return static_cast<int64_t>(std::sqrt(static_cast<double>(scores) / static_cast<double>(heads)));
+}
+
 // So many rows that plain operations' scores take 1 GiB in fp64, no multiple of 128.
 int64_t RowsOfLongSpan(int64_t heads) {
-  constexpr int64_t kScores = int64_t{1} << 27, kMultiple = 128, kMost = 4352;
-  const int64_t scores_of_head = kScores / heads;
-  const auto most = static_cast<int64_t>(std::sqrt(static_cast<double>(scores_of_head)));
+  constexpr int64_t kScores = int64_t{1} << 27, kMost = 4352;
+  const int64_t most = RowsOfScores(kScores, heads);
   return std::clamp<int64_t>(most / kMultiple * kMultiple, kMultiple, kMost) - 3;
+}
+
+// So few rows, no multiple of 128, that a span of them is a call of its own while it is checked, whatever the heads:
+// kScoresOfCheckedSpan in cuda/attention/own_calls.h.
+int64_t RowsOfLoneSpan(int64_t heads) {
+  constexpr int64_t kScores = int64_t{1} << 20, kBelowMultiple = 3;
+  return RoundUp(RowsOfScores(kScores, heads) + 1 + kBelowMultiple, kMultiple) - kBelowMultiple;
 }
 
 struct Heads {
@@ -170,10 +183,11 @@ std::vector<Case> AttentionCases(const CheckShape& shape) {
   const int64_t rows = RowsOfLongSpan(own.heads);
   add({.name = absl::StrCat("a prefix of ", rows, " rows"), .families = {{0, {rows}}}}, own);
   cases.back().is_large = true;
-  // Long spans among others are calls of their own, and those between them one.
-  const int64_t shorter = rows - rows / 32;
-  add({.name = absl::StrCat("spans of ", rows, ", 40, 130 and ", shorter, " rows"),
-       .families = {{0, {rows, 40}}, {256, {130, shorter}}}},
+  // Long spans among others are calls of their own, and those between them one. A library that pads rows sees both as
+  // of one length.
+  const int64_t lone = RowsOfLoneSpan(own.heads), longer = lone + 2;
+  add({.name = absl::StrCat("spans of ", lone, ", 40, 30 and ", longer, " rows"),
+       .families = {{0, {lone, 40}}, {256, {30, longer}}}},
       own);
   cases.back().is_large = true;
   const AttentionCase& mixed = batches.at(4);

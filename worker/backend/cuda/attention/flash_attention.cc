@@ -53,6 +53,15 @@ at::Tensor NarrowLse(const at::Tensor& lse_HT, int64_t begin, int64_t end) {
 
 }  // namespace
 
+FasterOptions OptionsWithDense(FlashAttentionOptions options, const FlashCalls& dense, const ShapeFamily& heads) {
+  options.dense = &dense;
+  options.admitted = ShapesOfHeads(heads);
+  FasterOptions faster{options, std::move(options)};
+  faster.checked.scores_of_lone_span = kScoresOfCheckedSpan;
+  faster.in_use.flops_of_plans = kFlopsOfPlans;
+  return faster;
+}
+
 FlashAttention::Output FlashAttention::Narrow(const Output& output, int64_t begin, int64_t end) {
   return {output.o_THE.narrow(0, begin, end - begin), NarrowLse(output.lse_HT, begin, end)};
 }
@@ -121,6 +130,8 @@ void FlashAttention::BeginCalls(const AttentionBatch& batch, const Rows& rows) c
       first = AdmittedKeys(call.rows(), keys, rows);
       if (first == 0) break;
       begin({NotCausal(rows), 1, call.rows(), first}, /*flops_of_score=*/4);
+      // The parts behind one without plans are not made (KeyParts): they must not get plans that no forward has used.
+      if (!plans_.HasPlans({NotCausal(rows), 1, call.rows(), first})) break;
     }
   }
   if (AdmitsBatch(calls.own_rows, rows)) return;

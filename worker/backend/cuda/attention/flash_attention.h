@@ -43,6 +43,14 @@ struct FlashAttentionOptions {
   int64_t (*chunks)(const PrefixCall& call, int64_t num_multiprocessors) = ChunksOf;
 };
 
+// The options of an op with a faster library, for a run's own heads.
+struct FasterOptions {
+  FlashAttentionOptions checked;  // by the start-up self-check: its small cases make every form of call, and at once
+  FlashAttentionOptions in_use;   // what then runs: the same calls, where they are worth it
+};
+// `options`: those of the op without it. `dense` outlives the ops.
+FasterOptions OptionsWithDense(FlashAttentionOptions options, const FlashCalls& dense, const ShapeFamily& heads);
+
 class FlashAttention final : public AttentionOp {
  public:
   // `calls` does what no other may: packed calls, and dense ones that are not admitted. Outlives the op.

@@ -10,6 +10,7 @@
 #include "tests/testing/tensors.h"
 #include "tests/worker/backend/cuda/attention/fake_flash_calls.h"
 #include "worker/backend/composed/composed_backend.h"
+#include "worker/backend/cuda/attention/composed_attention_kernels.h"
 
 namespace stemma::testing {
 namespace {
@@ -17,6 +18,8 @@ namespace {
 using worker::cuda::AttentionCall;
 using worker::cuda::CallGradients;
 using worker::cuda::CallOutput;
+using worker::cuda::ComposedAttentionKernels;
+using worker::cuda::FlashAttentionOptions;
 using worker::cuda::FlashCalls;
 
 }  // namespace
@@ -82,6 +85,28 @@ std::vector<CallShape> CallShapes() {
   return shapes;
 }
 
+std::vector<DenseSetting> DenseSettings() {
+  return {{.name = "any number of keys", .keys_multiple = 1},
+          {.name = "keys by the 128"},
+          {.name = "keys in several parts", .max_keys = 1024},
+          {.name = "spans of 100 rows and 8 heads alone", .scores_of_lone_span = 8 * 100 * 100}};
+}
+
+FlashAttentionOptions OptionsOf(const DenseSetting& setting, const WaveCase& wave, const FlashCalls& dense) {
+  FlashAttentionOptions options{.kernels = ComposedAttentionKernels(), .num_multiprocessors = 132, .dense = &dense};
+  options.scores_of_lone_span = setting.scores_of_lone_span;
+  for (const bool causal : {false, true}) {
+    options.admitted.Admit({.family = {wave.num_heads, wave.num_kv_heads, wave.head_size, at::kBFloat16, causal},
+                            .max_batch = 8,
+                            .min_rows = 128,
+                            .max_rows = 4096,
+                            .min_keys = setting.keys_multiple,
+                            .max_keys = setting.max_keys,
+                            .keys_multiple = setting.keys_multiple});
+  }
+  return options;
+}
+
 double ErrorOfWave(const WaveCase& wave, const AttentionOp& attention, at::Device device) {
   WaveCase c = wave;
   c.dtype = at::kBFloat16;
@@ -101,6 +126,15 @@ std::vector<WaveCase> CheckedWaves() {
   // Its last 101 keys are a call of their own beside a library that takes multiples of 128.
   waves.push_back(
       {.num_heads = 8, .num_kv_heads = 2, .head_size = 128, .ancestor_rows = {1253}, .spans = {{64, 0}, {33, 0}}});
+  // Keys of two calls and a rest beside one that takes 1,024 at the most.
+  waves.push_back(
+      {.num_heads = 8, .num_kv_heads = 2, .head_size = 128, .ancestor_rows = {2300}, .spans = {{64, 0}, {33, 0}}});
+  // Long spans before, between and behind short ones.
+  waves.push_back({.num_heads = 8,
+                   .num_kv_heads = 2,
+                   .head_size = 128,
+                   .ancestor_rows = {65},
+                   .spans = {{130, 0}, {40, 0}, {33, 0}, {192, -1}, {21, -1}, {12, -1}, {140, -1}}});
   waves.push_back({.num_heads = 8,
                    .num_kv_heads = 2,
                    .head_size = 64,

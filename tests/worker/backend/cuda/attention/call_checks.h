@@ -10,6 +10,7 @@
 
 #include "tests/testing/namespaces.h"
 #include "tests/worker/backend/cuda/attention/wave_cases.h"
+#include "worker/backend/cuda/attention/flash_attention.h"
 #include "worker/backend/cuda/attention/flash_calls.h"
 
 namespace stemma::testing {
@@ -43,6 +44,17 @@ CallErrors ErrorsOfCall(const worker::cuda::FlashCalls& calls, const CallShape& 
 std::string Describe(const CallShape& shape);
 
 std::vector<WaveCase> CheckedWaves();
+
+// What a library of dense calls is given beside FA2, by split attention over both. Some setting makes, on some of
+// CheckedWaves, each form of dense call that a run makes.
+struct DenseSetting {
+  const char* name;
+  int64_t keys_multiple = 128, max_keys = 4096;
+  int64_t scores_of_lone_span = worker::cuda::kScoresOfLoneSpan;
+};
+std::vector<DenseSetting> DenseSettings();
+worker::cuda::FlashAttentionOptions OptionsOf(const DenseSetting& setting, const WaveCase& wave,
+                                              const worker::cuda::FlashCalls& dense);
 
 // The worst error of a wave in bf16, forward and merged backward, against whole scores in fp32.
 double ErrorOfWave(const WaveCase& wave, const AttentionOp& attention, at::Device device);

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "tests/worker/backend/cuda/attention/fake_flash_calls.h"
 #include "worker/backend/cuda/attention/bucketed_calls.h"
 #include "worker/backend/cuda/attention/composed_attention_kernels.h"
@@ -36,6 +38,34 @@ TEST(CallChecksTest, WavesOverTheFakeInBf16PassThem) {
   for (const WaveCase& wave : CheckedWaves()) {
     EXPECT_LT(ErrorOfWave(wave, attention, at::kCPU), kBf16) << Describe(wave);
   }
+}
+
+// What a GPU is asked for by the waves over both libraries.
+TEST(CallChecksTest, SettingsOfADenseLibraryMakeEachFormOfItsCalls) {
+  std::array<bool, 2> alone = {}, several_parts = {};  // backward, forward
+  for (const DenseSetting& setting : DenseSettings()) {
+    for (const WaveCase& wave : CheckedWaves()) {
+      const FakeFlashCalls fa2, dense;
+      const BucketedCalls bucketed(dense);
+      const FlashAttention attention(fa2, OptionsOf(setting, wave, bucketed));
+      EXPECT_LT(ErrorOfWave(wave, attention, at::kCPU), kBf16) << setting.name << ": " << Describe(wave);
+      for (const bool forward : {false, true}) {
+        int64_t lone_spans = 0, packed_spans = 0, parts = 0;
+        for (const AskedCall& call : dense.asked()) {
+          if (call.forward != forward) continue;
+          lone_spans += call.causal && call.batch == 1 ? 1 : 0;
+          parts += call.causal ? 0 : 1;
+        }
+        for (const AskedCall& call : fa2.asked()) {
+          packed_spans += call.forward == forward && call.causal && call.packed ? 1 : 0;
+        }
+        if (lone_spans > 1 && packed_spans > 1) alone[forward ? 1 : 0] = true;
+        if (wave.ancestor_rows.size() == 1 && parts > 1) several_parts[forward ? 1 : 0] = true;
+      }
+    }
+  }
+  EXPECT_TRUE(alone[0] && alone[1]) << "long spans among others";
+  EXPECT_TRUE(several_parts[0] && several_parts[1]) << "an ancestor's keys in several calls";
 }
 
 TEST(CallChecksTest, ABackwardThatReadsItsOwnOutputOrLseFailsThem) {

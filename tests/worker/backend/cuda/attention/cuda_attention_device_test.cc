@@ -26,7 +26,6 @@ using worker::cuda::ComposedAttentionKernels;
 using worker::cuda::CudnnCalls;
 using worker::cuda::Fa2Calls;
 using worker::cuda::FlashAttention;
-using worker::cuda::FlashAttentionOptions;
 using worker::cuda::FlashCalls;
 using worker::cuda::PrefixCall;
 
@@ -121,20 +120,10 @@ TEST_F(CudaAttentionTest, AWaveOverCudnnIsAttentionOnWholeScores) {
   const Fa2Calls fa2;
   const CudnnCalls cudnn;
   const BucketedCalls dense(cudnn);
-  for (const int64_t keys_multiple : {1, 128}) {
+  for (const DenseSetting& setting : DenseSettings()) {
+    SCOPED_TRACE(setting.name);
     for (const WaveCase& wave : CheckedWaves()) {
-      FlashAttentionOptions options{.kernels = ComposedAttentionKernels(), .num_multiprocessors = 132, .dense = &dense};
-      for (const bool causal : {false, true}) {
-        options.admitted.Admit({.family = {wave.num_heads, wave.num_kv_heads, wave.head_size, at::kBFloat16, causal},
-                                .max_batch = 8,
-                                .min_rows = 128,
-                                .max_rows = 4096,
-                                .min_keys = keys_multiple,
-                                .max_keys = 4096,
-                                .keys_multiple = keys_multiple});
-      }
-      const FlashAttention attention(fa2, options);
-      ExpectRightWave(wave, attention, device_);
+      ExpectRightWave(wave, FlashAttention(fa2, OptionsOf(setting, wave, dense)), device_);
     }
   }
 }

@@ -328,6 +328,33 @@ TEST(FlashAttentionTest, TheDenseLibraryTakesAncestorsOnceTheirPlansArePaidFor) 
   EXPECT_LT(RelativeError(wave.batch.ancestors[0].gv_CKE, same.batch.ancestors[0].gv_CKE), kExact);
 }
 
+// A part behind one without plans is the other library's with it, so it must not get plans: a backward of other keys,
+// as many as the part has, would ask for them before any forward.
+TEST(FlashAttentionTest, TheSecondPartOfAnAncestorGetsNoPlansBeforeTheFirst) {
+  const FakeFlashCalls packed, dense;
+  const BucketedCalls bucketed(dense);
+  FlashAttentionOptions options = Options();
+  options.dense = &bucketed;
+  options.admitted.Admit({.family = {4, 2, 8, at::kDouble, /*causal=*/false},
+                          .min_rows = 128,
+                          .max_rows = 128,
+                          .min_keys = 128,
+                          .max_keys = 1280,
+                          .keys_multiple = 128});
+  options.flops_of_plans = 2.0 * 4 * 5 * 1024 * 4 * 8;
+  const FlashAttention attention(packed, options);
+  const WaveInputs wave = MakeWave({.ancestor_rows = {1024}, .spans = {{5, 0}}});
+  const auto forward = [&] { return attention.Forward(wave.batch, wave.q_HTE, wave.k_TKE, wave.v_TKE); };
+  forward();
+  const AttentionSaved saved = forward();
+  RunWave(MakeWave({.ancestor_rows = {1280 + 1024}, .spans = {{5, 0}}}), attention);
+  attention.Backward(wave.batch, wave.do_TD, saved);
+  EXPECT_TRUE(dense.asked().empty()) << "two forwards have just paid";
+  attention.Backward(wave.batch, wave.do_TD, forward());
+  EXPECT_EQ(dense.Count(/*forward=*/true), 1);
+  EXPECT_EQ(dense.Count(/*forward=*/false), 1);
+}
+
 int64_t num_sent = 0;
 at::Tensor CountedSend(const at::Tensor& host, at::Device device) {
   ++num_sent;
