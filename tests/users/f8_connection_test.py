@@ -10,17 +10,12 @@ import pytest
 import stemma
 from client.python.fake_server import FakeServer
 from e2e.errors.server import Cluster
+from e2e.own_loopback import free_address, refused_address
 from stemma import _proto
 
 RAW = re.compile(r"ipv4:|ipv6:|last error|failed to connect to all addresses|StatusCode|RPC that terminated|grpc(?!_proxy)", re.I)
 WAIT_MAX_S = 10  # a machine under load; the client's own bound is asserted by its number below
 Model = _proto.message_class("stemma.v1.ModelInfo")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def error_of(call):
@@ -48,16 +43,16 @@ def test_f8_the_default_wait_for_a_first_connection_is_below_two_seconds():
     lambda c: c.update_actor([stemma.Group("g", [1], [stemma.Rollout([1], reward=1.0)])], stemma.grpo(), stemma.adamw(1e-3)),
 ], ids=["info", "model", "requests", "export", "attach", "log_probs", "update_actor"])
 def test_f8_without_a_server_every_call_names_the_address_and_what_to_do(call):
-    address = f"127.0.0.1:{free_port()}"
-    text = error_of(lambda: call(stemma.Client(address, connect_timeout_s=0.3)))
+    with refused_address() as address:
+        text = error_of(lambda: call(stemma.Client(address, connect_timeout_s=0.3)))
     print(text)
     assert address in text and "connection refused" in text and f"stemma local --model MODEL_DIR --listen {address}" in text
 
 
 def test_f8_the_second_call_without_a_server_is_as_soon():
-    client = stemma.Client(f"127.0.0.1:{free_port()}", connect_timeout_s=0.3)
-    for _ in range(3):
-        error_of(client.info)
+    with refused_address() as address, stemma.Client(address, connect_timeout_s=0.3) as client:
+        for _ in range(3):
+            error_of(client.info)
 
 
 def test_f8_a_socket_file_that_is_not_there_is_told():
@@ -130,11 +125,11 @@ def test_f8_what_only_this_machine_reaches_is_told_from_its_address(address, loo
 def test_f8_a_proxy_of_the_environment_is_named_where_a_server_elsewhere_does_not_answer(name, monkeypatch):
     for each in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(each, raising=False)
-    dead, address = f"http://user:secret@127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    monkeypatch.setenv(name, dead)
-    text = error_of(stemma.Client("192.0.2.1:7070", connect_timeout_s=0.3).info)
-    assert f"The environment has {name}: connections go through that proxy" in text and "secret" not in text
-    assert "The environment has" not in error_of(stemma.Client(address, connect_timeout_s=0.3).info)
+    with refused_address() as address:
+        monkeypatch.setenv(name, f"http://user:secret@{address}")
+        text = error_of(stemma.Client("192.0.2.1:7070", connect_timeout_s=0.3).info)
+        assert f"The environment has {name}: connections go through that proxy" in text and "secret" not in text
+        assert "The environment has" not in error_of(stemma.Client(address, connect_timeout_s=0.3).info)
 
 
 def test_f8_the_advice_names_an_address_that_a_server_takes():
@@ -224,7 +219,7 @@ def start_at(address, step):
 
 
 def test_f8_a_server_that_was_reached_and_starts_again_is_waited_for():
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     first = start_at(address, 1)
     client = stemma.Client(address, connect_timeout_s=0.3, retries=30, retry_delay_s=0.1)
     assert client.model()["step"] == 1
@@ -240,7 +235,7 @@ def test_f8_a_server_that_was_reached_and_starts_again_is_waited_for():
 
 
 def test_f8_a_server_that_was_reached_and_stays_away_is_told_after_the_retries():
-    address = f"127.0.0.1:{free_port()}"
+    address = free_address()
     server = start_at(address, 1)
     client = stemma.Client(address, retries=2, retry_delay_s=0.05)
     client.model()

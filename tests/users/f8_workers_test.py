@@ -23,19 +23,26 @@ def test_f8_a_worker_that_finds_no_server_waits_says_so_and_is_taken_when_one_co
         assert Request().send(cluster.stub).steps_applied == 1
 
 
+def joined(said):
+    """The incarnations that a server took, by its log."""
+    return re.findall(r"worker (\w+) \(pid \d+ on \S+\) joins generation", said)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told to stop"])
 def test_f8_a_worker_outlives_its_server_and_serves_the_next_one_as_a_new_incarnation(number):
     with Cluster(fake=True, worker_flags=()) as cluster:
         assert Request().send(cluster.stub).steps_applied == 1
-        pid = cluster.worker.pid
+        pid, first = cluster.worker.pid, joined(cluster.said())
         cluster.server.send_signal(number)
         cluster.server.wait(60)
         wait_for(lambda: "waits for the server as a new incarnation" in cluster.said(), "the worker to say so")
+        said_before = len(cluster.said())
         cluster.restart_server()
         wait_for(lambda: cluster.state() == "IDLE", "the worker to come back")
         assert cluster.worker.poll() is None and cluster.worker.pid == pid
         assert Request().send(cluster.stub).result.steps[0].step == 1
-        assert len(set(re.findall(r"registers at \S+ as (\w+)", cluster.said()))) == 2
+        again = joined(cluster.said()[said_before:])
+        assert len(first) == len(again) == 1 and first != again, cluster.said()
 
 
 def test_f8_a_worker_inside_a_wave_comes_back_too():

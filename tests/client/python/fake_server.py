@@ -3,6 +3,7 @@
 from concurrent import futures
 
 import grpc
+from e2e.own_loopback import HOST
 from stemma import _proto
 
 
@@ -19,8 +20,8 @@ class FakeServer:
                 for name, request, response, up, down in _proto.methods("stemma.v1.TrainingService") if name in handlers}
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("stemma.v1.TrainingService", rpcs),))
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
-        self.address = f"127.0.0.1:{self.port}"
+        self.port = self._server.add_insecure_port(f"{HOST}:{port}")
+        self.address = f"{HOST}:{self.port}"
 
     def __enter__(self):
         self._server.start()

@@ -251,7 +251,10 @@ time.sleep(600)
 
 def descendants(pid):
     """The processes that a process started, and those that they did."""
-    children = [int(child) for task in pathlib.Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    children = []
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            children += map(int, (task / "children").read_text().split())
     return children + [further for child in children for further in descendants(child)]
 
 

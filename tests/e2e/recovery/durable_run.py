@@ -9,6 +9,7 @@ import subprocess
 import stemma
 from e2e.errors.server import BUILD, wait_for
 from e2e.file_digest import weights_digest
+from e2e.gang.faulted_gang import is_alive
 from e2e.gang.small_groups import groups_of
 
 REQUESTS = 6  # of the fixed run
@@ -60,7 +61,7 @@ class DurableRun:
             except ProcessLookupError:
                 pass
         for pid in children:
-            wait_for(lambda pid=pid: not pathlib.Path(f"/proc/{pid}").exists(), "end of a process")
+            wait_for(lambda pid=pid: not is_alive(pid), "end of a process")
 
     def client(self, retries=RETRIES):
         return stemma.Client(self.address, retries=retries)

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -193,8 +194,8 @@ TEST_F(ContextHotSetsTest, WavesOverHeldKvExchangeNothing) {
 
 // Over a link that takes a quarter of what a layer does, all that can be hidden is: of L layers' gatherings all but the
 // first, in forward and in backward, and of their sums all but the last. A layer that takes longer hides more, so a
-// busy machine does not fail it. The mutant a_layer_is_gathered_when_it_is_needed is the control. The control is the
-// mutant a_layer_is_gathered_when_it_is_needed.
+// busy machine does not fail it; nor does one run of several that is held up. The control is the mutant
+// a_layer_is_gathered_when_it_is_needed.
 TEST_F(ContextHotSetsTest, ALinkIsHiddenBehindTheLayers) {
   const int layers = 6;
   MakeModel({.hidden = 256, .layers = layers, .heads = 4, .kv_heads = 2, .head_size = 64, .ffn = 1024, .vocab = 64},
@@ -221,7 +222,8 @@ TEST_F(ContextHotSetsTest, ALinkIsHiddenBehindTheLayers) {
   const double layer_s = run(*alone).first / (3 * layers);  // a forward is about a third of both
   const Link link{.delay_s = layer_s / 4};
   const auto linked = MakeLinkedRank(MakeLoneRank(mesh, 1).cp, link);
-  const double held_s = run(*linked).second;
+  double held_s = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 5; ++i) held_s = std::min(held_s, run(*linked).second);
   const double all_s = 3 * layers * link.delay_s, hidden_s = 3 * (layers - 1) * link.delay_s;
   EXPECT_LE(held_s, all_s - 0.9 * hidden_s) << "a layer takes " << layer_s << " s, the link " << link.delay_s;
   EXPECT_GT(held_s, 0) << "the first gatherings and the last sum have nothing to hide behind";

@@ -1,5 +1,6 @@
 """Worker processes and a server that the test plays: what they register, how ranks meet, how a generation ends."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -142,7 +143,10 @@ def test_a_rank_that_misses_another_ends_its_session(server):
 
 def descriptors(process):
     """What a process holds open beyond the standard ones, by the kernel's names: a socket's or pipe's is its own."""
-    names = {int(entry.name): os.readlink(entry) for entry in pathlib.Path(f"/proc/{process.pid}/fd").iterdir()}
+    names = {}
+    for entry in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            names[int(entry.name)] = os.readlink(entry)
     return set(names.values()) - {names[fd] for fd in range(3)}
 
 

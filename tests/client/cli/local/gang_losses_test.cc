@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/testing/draw.h"
 
 namespace stemma::cli {
 namespace {
@@ -42,8 +43,8 @@ TEST(GangLossesTest, OnceAllServeTheNextEndIsALoss) {
 
 // Whatever happens, no more ends go uncounted than the other workers of the losses that are counted.
 TEST(GangLossesTest, FailuresWithoutEndAreCountedWithoutEnd) {
-  const unsigned seed = std::random_device()();
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  const unsigned seed = testing::FirstSeed();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 200; ++round) {
     const size_t workers = 1 + random() % 5;
