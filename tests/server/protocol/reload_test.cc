@@ -101,7 +101,7 @@ TEST_F(ReloadTest, APlanForOtherRanksKeepsTheNumbersOfTheSteps) {
     auto loaded = std::make_shared<absl::StatusOr<LoadedRequest>>(LoadedRequest{
         .request = std::make_shared<TrainingRequest>(), .plan = plan_of({4, 2}, 3), .mesh = config_.mesh()});
     reload_.OnLoaded({.id = Asks<LoadAction>().at(0).id, .loaded = std::move(loaded)});
-    config_.mutable_mesh()->set_dp(config_.mesh().dp() + 1);
+    config_.mutable_mesh()->set_dp(DpSize(config_.mesh()) + 1);
     EXPECT_FALSE(Take("a"));
     const PlanId asked = Asks<PlanAction>().at(0).id;
     reload_.OnPlanned({.id = asked, .plan = std::make_shared<absl::StatusOr<RequestPlan>>(std::move(again))});
