@@ -43,7 +43,7 @@ absl::Status UnequalRewardsError(const std::string& uid, const Member& member, c
   violations.Add(member.path + ".reward",
                  absl::StrCat("is ", member.rollout->reward(), ", but ", first.rollout->reward(), " in ", first.path,
                               " of the same sample_id ", Shortened(member.rollout->sample_id(), 40),
-                              ": send one reward, or advantages, or two ids"),
+                              ", one sample in the whole request: send one reward, or advantages, or two ids"),
                  uid);
   return violations.ToStatus();
 }

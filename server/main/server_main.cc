@@ -21,6 +21,7 @@
 #include "common/base/descriptors.h"
 #include "common/base/error.h"
 #include "common/base/exit_codes.h"
+#include "common/base/heap.h"
 #include "common/base/process.h"
 #include "common/base/ready_file.h"
 #include "common/base/status_macros.h"
@@ -186,6 +187,7 @@ int Main(int argc, char** argv) {
   }
   RaiseDescriptorLimit();
   mallopt(M_MMAP_THRESHOLD, kReturnedBytes);
+  JoinFreedBlocks();
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // before any thread: the main thread waits for them
   if (options.die_with_parent) DieWithParent(getppid());

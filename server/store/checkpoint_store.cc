@@ -187,12 +187,13 @@ bool SaysItIsNone(const absl::Status& status) {
   return absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInvalidArgument(status);
 }
 
-// Whether it is a folder, or a link to one. What cannot be told may be one.
+// Whether it is a folder, or a link to one. What cannot be told may be one, and so may what a link leads to that leads
+// nowhere: a disk that is not mounted yet.
 bool MayBeFolder(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::file_type type = fs::status(path, error).type();
-  return type == fs::file_type::directory || type == fs::file_type::none;
+  return type == fs::file_type::directory || type == fs::file_type::none || type == fs::file_type::not_found;
 }
 
 // Reads a folder's manifest and nothing else.

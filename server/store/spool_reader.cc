@@ -114,7 +114,11 @@ absl::Status ReadMessages(HashedInput& input, const std::string& path, uint64_t 
                           TrainingRequest& request, SpooledRequest& spooled) {
   ASSIGN_OR_RETURN(const std::string_view magic, input.Take(kSpoolMagic.size()));
   if (magic != kSpoolMagic) {
-    return DamagedSpool(path, "does not begin as a spooled request of this version: start the version that wrote it");
+    return MakeError(Reason::kCorruptSpool,
+                     absl::StrCat(path,
+                                  ": holds a request that another version of Stemma kept, which may count "
+                                  "otherwise: start that version, or go on without its steps: --durability "
+                                  "rewind"));
   }
   internal::v1::SpooledHead head;
   ASSIGN_OR_RETURN(const uint64_t head_bytes, input.TakeLength());

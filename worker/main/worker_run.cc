@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/clock.h"
 #include "common/base/descriptors.h"
+#include "common/base/heap.h"
 #include "common/base/process.h"
 #include "common/base/thread_room.h"
 #include "glog/logging.h"
@@ -64,6 +65,7 @@ int ExitCodeOf(const absl::Status& status) {
 int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
   if (options.die_with_parent) DieWithParent(getppid());
   IgnoreFileSizeSignal();
+  JoinFreedBlocks();
   if (const absl::Status room = CheckThreadRoom(kThreads); !room.ok()) {
     Say(kWorkerProgram, options.log, LogLevel::kError, std::string(room.message()));
     return ExitCodeOf(room);

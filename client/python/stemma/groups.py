@@ -47,8 +47,8 @@ class Rollout(_NamedFields):
     rollout_is_weights  importance weights, a constant factor of the policy term
     loss_weights        cross_entropy's weight of each token, any sign; None: ones
     rollout_id          unique in the request; None: "<uid>/<index>"
-    sample_id           rollouts with one sample_id are one sample, such as the turns of a trajectory: it has one reward, which
-                        counts once in the mean of its stat_group, and is one sequence in the seq-mean-... aggregations
+    sample_id           rollouts of the request with one sample_id are one sample, such as the turns of a trajectory: it has one
+                        reward, which counts once in the mean of its stat_group, and is one sequence in the seq-mean-... aggregations
     """
 
     tokens: Any

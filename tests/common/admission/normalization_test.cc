@@ -160,8 +160,8 @@ TEST(FillAdvantagesTest, TwoRewardsOfOneSampleAreRefusedWithBoth) {
     EXPECT_EQ(details.uid, "b");
     EXPECT_EQ(details.violations.at(0).field, "groups[1].rollouts[0].reward");
     EXPECT_EQ(details.violations.at(0).description,
-              "is 0.25, but 1 in groups[0].rollouts[1] of the same sample_id t: send one reward, or advantages, "
-              "or two ids");
+              "is 0.25, but 1 in groups[0].rollouts[1] of the same sample_id t, one sample in the whole request: "
+              "send one reward, or advantages, or two ids");
   }
 }
 
