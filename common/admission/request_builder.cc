@@ -226,6 +226,11 @@ absl::Status RequestBuilder::CheckSteps() {
   return absl::OkStatus();
 }
 
+absl::Status RequestBuilder::CheckUpdate() {
+  RETURN_IF_ERROR(CheckSteps());
+  return FillAdvantages(request_.update.loss(), group_limits_.numbers, request_.groups);
+}
+
 absl::StatusOr<std::shared_ptr<const TrainingRequest>> RequestBuilder::Finish() {
   RETURN_IF_ERROR(CheckCounts());
   if (groups_.empty()) violations_.Add("groups", "is empty: a request has at least one group");
@@ -236,11 +241,8 @@ absl::StatusOr<std::shared_ptr<const TrainingRequest>> RequestBuilder::Finish() 
     }
   }
   if (!violations_.empty()) return violations_.ToStatus();
-  if (request_.kind == TrainingRequest::Kind::kUpdate) RETURN_IF_ERROR(CheckSteps());
   request_.digest = DigestOf(request_.update, request_.groups);  // of what was sent: before rewards become advantages
-  if (request_.kind == TrainingRequest::Kind::kUpdate) {
-    RETURN_IF_ERROR(FillAdvantages(request_.update.loss(), group_limits_.numbers, request_.groups));
-  }
+  if (request_.kind == TrainingRequest::Kind::kUpdate) request_.refused = CheckUpdate();
   return std::make_shared<const TrainingRequest>(std::move(request_));
 }
 

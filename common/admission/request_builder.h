@@ -4,8 +4,8 @@
 //
 // Thread safety: none; one stream's parts arrive one after another.
 // Errors of Add end the stream: RESOURCE_EXHAUSTED LIMIT_EXCEEDED, INVALID_ARGUMENT SHORT_STREAM (order of parts).
-// Errors of Finish: INVALID_ARGUMENT INVALID_REQUEST (with field paths) or SHORT_STREAM, FAILED_PRECONDITION
-// UNSUPPORTED.
+// Errors of Finish: INVALID_ARGUMENT INVALID_REQUEST (with field paths) or SHORT_STREAM. What only all of its groups
+// together show is in the request's `refused`: INVALID_REQUEST, LIMIT_EXCEEDED, FAILED_PRECONDITION UNSUPPORTED.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +57,7 @@ class RequestBuilder {
   void CheckRollouts(size_t group_index, const google::protobuf::RepeatedPtrField<v1::Rollout>& rollouts);
   absl::Status CheckCounts() const;
   absl::Status CheckSteps();
+  absl::Status CheckUpdate();
 
   const v1::Limits limits_;
   const GroupLimits group_limits_;

@@ -25,7 +25,9 @@ absl::StatusOr<std::shared_ptr<const TrainingRequest>> BuildTraced(TraceRequest 
   part.mutable_end()->set_num_groups(request.groups.size());
   part.mutable_end()->set_num_rollouts(num_rollouts);
   RETURN_IF_ERROR(builder.Add(part));
-  return builder.Finish();
+  auto built = builder.Finish();
+  if (built.ok()) RETURN_IF_ERROR((*built)->refused);
+  return built;
 }
 
 std::string WithPathsOfLine(const std::string& text) { return absl::StrReplaceAll(text, {{"update.", "header."}}); }

@@ -1,5 +1,5 @@
 // One validated request with its payload. Built by RequestBuilder, then constant: the server holds a payload once and
-// everything that needs it shares it.
+// everything that needs it shares it. One that is `refused` is only held to what was accepted before.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma {
@@ -25,6 +26,9 @@ struct TrainingRequest {
   uint64_t num_rollouts = 0;
   uint64_t num_tokens = 0;  // prompts once per group, and responses
   uint64_t bytes = 0;       // of the groups as messages
+  // Why it is not accepted, though it has a digest: this server's rules may be newer, or its limits lower, than those
+  // that a request was accepted by which its client sends again.
+  absl::Status refused;
 };
 
 // Returns the request; when nobody holds a large one any more, its memory goes back to the system. It lies all over the

@@ -30,6 +30,7 @@ void ClientCalls::OnSubmit(const SubmitEvent& event) {
   const bool update = request.kind == TrainingRequest::Kind::kUpdate;
   const bool validate_only = request.header().validate_only();
   if (update && !validate_only && (AnswerRepeat(event) || JoinArrival(event))) return;
+  if (!request.refused.ok()) return p_.out.Reply(event.call, request.refused);
   // First, because a lineage that is gone never comes back, and a server that is not serving may.
   const uint64_t step = p_.jobs.StepAfterOpen() + p_.arrivals.num_steps();
   absl::Status admitted = p_.lineage.CheckExpected(request.header(), step);

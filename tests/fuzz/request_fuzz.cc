@@ -42,7 +42,9 @@ absl::StatusOr<std::shared_ptr<const TrainingRequest>> Receive(TrainingRequest::
     if (!part.ParseFromString(text)) return absl::InternalError("not a message");
     if (absl::Status status = builder.Add(part); !status.ok()) return status;
   }
-  return builder.Finish();
+  auto built = builder.Finish();
+  if (built.ok() && !(*built)->refused.ok()) return (*built)->refused;
+  return built;
 }
 
 void CheckAccepted(const TrainingRequest& request, const v1::Limits& limits, const ModelConfig& model) {

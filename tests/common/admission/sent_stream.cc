@@ -77,7 +77,9 @@ absl::StatusOr<std::shared_ptr<const TrainingRequest>> Build(Stream stream) {
   for (v1::GroupPart& part : parts) {
     if (absl::Status status = builder.Add(part); !status.ok()) return status;
   }
-  return builder.Finish();
+  auto built = builder.Finish();
+  if (built.ok() && !(*built)->refused.ok()) return (*built)->refused;
+  return built;
 }
 
 }  // namespace stemma

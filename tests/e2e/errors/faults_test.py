@@ -122,6 +122,23 @@ def test_a_repeated_id_attaches_then_replays_and_never_steps_twice(cluster):
     assert f"request {done.id} was sent before" in error.message and "(GetRequest, client.attach)" in error.message
 
 
+def test_a_repeat_is_answered_though_the_server_that_came_since_would_not_accept_it():
+    """Its client would take the refusal for the outcome, send the rollouts under another id, and train on them twice."""
+    with Cluster(config="limits:\n  steps: 4\n", flags=("--dtype", "fp64")) as cluster:
+        request = Request()
+        request.header["ppo_epochs"] = 4
+        first = request.send(cluster.stub)
+        assert first.steps_applied == 4 and not first.replayed
+        cluster.server.send_signal(signal.SIGTERM)
+        cluster.server.wait(60)
+        (cluster.root / "run.yaml").write_text("limits:\n  steps: 2\n")
+        cluster.restart()
+        again = request.send(cluster.stub)
+        assert again.replayed and [s.step for s in again.result.steps] == [1, 2, 3, 4] and cluster.model().step == 4
+        request.header["request"]["request_id"] = "new"
+        assert refusal(lambda: request.send(cluster.stub)).reason == "LIMIT_EXCEEDED"
+
+
 def test_a_call_that_ends_early_does_not_end_its_request(cluster):
     request = Request()
     request.header["request"]["request_id"] = "early"

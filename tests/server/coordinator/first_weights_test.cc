@@ -73,7 +73,7 @@ TEST_F(FirstWeightsTest, AFileBesideTheCheckpointsIsNone) {
   ASSERT_EQ(ChooseResumed(kNewest, *Open()).value_or("none"), "");
   SetBytes(folder_ / "checkpoints/file", "notes");
   EXPECT_EQ(ChooseResumed(kNewest, *Open()).value_or("none"), "");
-  for (const std::string target : {folder_.path(), std::string("nothing")}) {
+  for (const std::string& target : {folder_.path(), std::string("nothing")}) {
     std::filesystem::create_symlink(target, folder_ / "checkpoints/link");
     EXPECT_THAT(ChooseResumed(kNewest, *Open()).status(),
                 StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("checkpoints/link")));

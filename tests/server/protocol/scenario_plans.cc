@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "common/base/error.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
@@ -131,6 +132,7 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   request->num_rollouts = 2;
   request->bytes = command.Get("bytes", 10);
   request->digest = command.Has("payload") ? command.options.at("payload") : "p";
+  if (command.Has("refused")) request->refused = MakeError(Reason::kInvalidRequest, "not by the rules of today");
   return request;
 }
 
