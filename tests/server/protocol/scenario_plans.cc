@@ -59,7 +59,7 @@ Command::Command(const std::string& line) {
     const std::vector<std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
     const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" || word == "absent" ||
                       word == "exists" || word == "moving" || word == "pinned" || word == "old" ||
-                      (word == "results" && !words.empty() && words[0] == "submit");
+                      ((word == "results" || word == "refused") && !words.empty() && words[0] == "submit");
     if (parts.size() == 2)
       options[parts[0]] = parts[1];
     else if (flag)
