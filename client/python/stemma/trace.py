@@ -68,8 +68,11 @@ class TraceWriter:
         self._write([*pieces, "]}]}" if num_groups else "]}"])
 
     def close(self) -> None:
-        """Ends the file."""
-        self._file.close()
+        """Ends the file. A line that another thread is writing comes to its end first; one that the caller's own thread is writing,
+        where a signal's handler closes, is taken back."""
+        with self._lock:
+            self._try_cut()
+            self._file.close()
 
     def __enter__(self) -> "TraceWriter":
         return self
@@ -105,17 +108,19 @@ class TraceWriter:
 
     def _write_line(self, pieces):
         self._cut()
+        num_bytes = self._num_bytes + sum(map(len, pieces)) + 1
         try:
             self._torn = True
             for piece in (*pieces, "\n"):
                 left = memoryview(piece.encode())
                 while left:
                     left = left[self._file.write(left):]  # a disk that is nearly full takes a part
-            self._num_bytes += sum(map(len, pieces)) + 1
+            if not self._torn:  # whoever closed the file in the meantime has cut the line
+                raise ValueError("the trace was closed before the end of the line")
+            self._num_bytes = num_bytes
             self._torn = False
         except BaseException:
-            with contextlib.suppress(OSError):
-                self._cut()
+            self._try_cut()
             raise
 
     def _cut(self):
@@ -124,6 +129,11 @@ class TraceWriter:
             os.ftruncate(self._file.fileno(), self._num_bytes)
             self._file.seek(self._num_bytes)
             self._torn = False
+
+    def _try_cut(self):
+        """Cuts where the file can be cut, and is open."""
+        with contextlib.suppress(OSError, ValueError):
+            self._cut()
 
 
 def read(path) -> Iterator[Tuple[Dict[str, Any], List[Dict[str, Any]]]]:

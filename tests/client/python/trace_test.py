@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import threading
 import tracemalloc
 
 import numpy
@@ -268,6 +269,51 @@ def test_a_signals_handler_that_sends_while_its_thread_records_has_its_own_line(
         signal.signal(signal.SIGUSR1, before)
     uids = [group["uid"] for _, group_list in read(tmp_path / "t.jsonl") for group in group_list]
     assert uids == (["g0"] if error is None else []) + ["small"]
+
+
+NUM_WRITES = 9  # of a line of GROUPS: header, group, three rollouts and two commas, the end, a newline
+
+
+@pytest.mark.parametrize("exits", [True, False])
+@pytest.mark.parametrize("nth", [1, 3, NUM_WRITES])
+def test_a_signals_handler_that_closes_in_the_middle_of_a_line_ends_its_process_and_leaves_whole_lines(tmp_path, nth, exits):
+    def handle():
+        writer.close()
+        if exits:
+            raise SystemExit(1)
+
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write_parts(sent_parts(GROUPS[:1] * 2))
+        Disk(writer, nth, handle)
+        with pytest.raises(SystemExit if exits else ValueError, match=None if exits else "closed"):
+            writer.write_parts(sent_parts(GROUPS))
+    assert [len(group_list) for _, group_list in read(tmp_path / "t.jsonl")] == [2]
+
+
+def test_a_signals_handler_that_closes_a_pipe_ends_its_process(tmp_path):
+    """No pipe can be cut."""
+    def handle():
+        writer.close()
+        raise SystemExit(1)
+
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with TraceWriter(tmp_path / "pipe") as writer:
+            Disk(writer, 3, handle)
+            with pytest.raises(SystemExit):
+                writer.write_parts(sent_parts(GROUPS))
+    finally:
+        os.close(reader)
+
+
+def test_a_line_comes_to_its_end_before_another_thread_closes(tmp_path):
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        closing = threading.Thread(target=writer.close)
+        Disk(writer, 3, lambda: (closing.start(), closing.join(0.05)))
+        writer.write_parts(sent_parts(GROUPS))
+        closing.join()
+    assert len(list(read(tmp_path / "t.jsonl"))) == 1
 
 
 def test_what_ends_the_process_is_not_taken_for_a_disk_that_is_full(tmp_path):
