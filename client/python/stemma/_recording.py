@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import inspect
 import logging
 import threading
 import warnings
@@ -26,6 +27,7 @@ class Recording:
         if recorder is not None and not callable(getattr(recorder, "write_parts", None)):
             raise ValueError(f"recorder is {recorder!r:.60}, which has no write_parts(parts): pass a stemma.trace.TraceWriter, or None")
         self._recorder = recorder
+        self._tells_later = recorder is not None and _takes_on_failure(recorder.write_parts)
         self._memory = _memory_of(recorder)
 
     def write(self, request_id, parts, stacklevel):
@@ -35,15 +37,22 @@ class Recording:
         """
         if self._recorder is None or not self._memory.is_new(request_id, _digest(parts)):
             return
+        later = {"on_failure": lambda error: self._failed(request_id, parts, error, stacklevel=1)} if self._tells_later else {}
         try:
-            self._recorder.write_parts(parts)
+            self._recorder.write_parts(parts, **later)
         except BaseException as error:
-            self._memory.forget(request_id)
+            self._failed(request_id, parts, error, stacklevel + 1)
             if not isinstance(error, Exception):
-                self._memory.keep(request_id, parts)
                 raise
-            warn(f"request {request_id} was accepted, and the recorder could not write it: {type(error).__name__}: {error}",
-                 stacklevel + 1)
+
+    def _failed(self, request_id, parts, error, stacklevel):
+        """Takes back that a request was written, and warns, unless the error ends the process and so is heard of."""
+        self._memory.forget(request_id)
+        if not isinstance(error, Exception):
+            self._memory.keep(request_id, parts)
+            return
+        warn(f"request {request_id} was accepted, and the recorder could not write it: {type(error).__name__}: {error}",
+             stacklevel + 1)
 
     @contextlib.contextmanager
     def sending(self, request_id, parts):
@@ -95,6 +104,14 @@ class _Memory:
         """The messages; None where there are none."""
         with self._lock:
             return self._parts.get(request_id)
+
+
+def _takes_on_failure(write_parts):
+    """Whether it says of a line that it writes later that it failed, as TraceWriter.write_parts does."""
+    try:
+        return "on_failure" in inspect.signature(write_parts).parameters
+    except (TypeError, ValueError):  # no signature is known
+        return False
 
 
 _MEMORIES = weakref.WeakKeyDictionary()  # by recorder: clients that share one write each request once

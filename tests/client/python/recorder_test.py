@@ -92,6 +92,39 @@ def test_recorders_of_which_nothing_can_be_remembered_are_recorders():
     assert recorder.ids == ["a", "b"]
 
 
+def test_a_request_of_a_signals_handler_that_a_full_disk_keeps_out_is_the_one_that_is_told_of_and_recorded_later(tmp_path):
+    path, disk = tmp_path / "trace.jsonl", Disk()
+    recorder = stemma.trace.TraceWriter(path)
+    recorder._file, disk.file = disk, recorder._file
+    with FakeServer(ACCEPTED) as server, stemma.Client(server.address, recorder=recorder) as client, recorder:
+        disk.then = [lambda: update(client, wait=False, request_id="inner", epochs=2)]
+        disk.full_after = b"\n"
+        with pytest.warns(RuntimeWarning, match="request inner was accepted, and the recorder could not write it: OSError: full"):
+            update(client, wait=False, request_id="outer")
+        for options in ({"request_id": "outer"}, {"request_id": "inner", "epochs": 2}) * 2:
+            update(client, wait=False, **options)
+    assert [header.get("ppo_epochs", 1) for header, _ in stemma.trace.read(path)] == [1, 2]
+
+
+class Disk:
+    """A file that does what is in `then` at its next write, and fails once after it was given `full_after`."""
+
+    def __init__(self):
+        self.file, self.then, self.full_after, self._is_full = None, [], None, False
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def write(self, data):
+        if self.then:
+            self.then.pop()()
+        if self._is_full:
+            self.full_after, self._is_full = None, False
+            raise OSError("full")
+        self._is_full = self.full_after is not None and bytes(data) == self.full_after
+        return self.file.write(data)
+
+
 FOUND = {**ACCEPTED, "GetRequest": lambda request, _: status(request.request_id, "ACCEPTED")}
 
 

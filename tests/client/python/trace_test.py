@@ -316,17 +316,32 @@ def test_a_line_comes_to_its_end_before_another_thread_closes(tmp_path):
     assert len(list(read(tmp_path / "t.jsonl"))) == 1
 
 
-def test_what_ends_the_process_is_not_taken_for_a_disk_that_is_full(tmp_path):
+@pytest.mark.parametrize("own, handlers", [(SystemExit(1), OSError("full")), (OSError("full"), SystemExit(1))])
+def test_what_ends_the_process_is_not_taken_for_a_disk_that_is_full(tmp_path, own, handlers):
     def handle():
-        writer.write_parts(sent_parts(GROUPS))
-        Disk(writer, 1, raising(OSError("full")))
-        raise SystemExit(1)
+        writer.write_parts(sent_parts(GROUPS), on_failure=told.append)
+        Disk(writer, 1, raising(handlers))
+        raise own
 
+    told = []
     with TraceWriter(tmp_path / "t.jsonl") as writer:
         Disk(writer, 3, handle)
         with pytest.raises(SystemExit):
             writer.write_parts(sent_parts(GROUPS))
-    assert list(read(tmp_path / "t.jsonl")) == []
+    assert list(read(tmp_path / "t.jsonl")) == [] and told == [handlers]
+
+
+def test_a_line_of_a_signals_handler_that_fails_is_told_as_its_own_and_the_other_is_written(tmp_path):
+    def handle():
+        writer.write(REWARDED, stemma.grpo(), stemma.adamw(1e-6))
+        Disk(writer, NUM_WRITES - 3 + 2, raising(OSError(28, "full")))  # this write took a part of its piece
+
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        Disk(writer, 3, handle)
+        with pytest.warns(RuntimeWarning, match="that a signal's handler wrote to a trace could not be written: OSError: .* full"):
+            writer.write_parts(sent_parts(GROUPS))
+    [(_, group_list)] = read(tmp_path / "t.jsonl")
+    assert group_list[0]["uid"] == "g0"
 
 
 @pytest.mark.parametrize("text, line", [("{}\n", 1), ('{"schema": "stemma.trace.v1"}\n{"header": {}\n', 2),
