@@ -40,9 +40,16 @@ def pack_int32(values):
 
 def _check_no_bool(tokens):
     """Refuses True and False, also as scalars of frameworks: Python takes True for 1, and a mask would be sent as tokens."""
-    for i, token in enumerate(tokens):
-        if isinstance(token, bool) or str(getattr(token, "dtype", "")).endswith("bool"):
-            raise ValueError(f"has {bool(token)} at {i}, a bool: pass {_TOKENS}")
+    kinds = {_kind_of(token) for token in tokens}  # few, each looked at once: there may be a million tokens
+    bools = {kind for kind in kinds if kind is bool or str(kind).endswith("bool")}
+    if bools:
+        i, token = next((i, token) for i, token in enumerate(tokens) if _kind_of(token) in bools)
+        raise ValueError(f"has {bool(token)} at {i}, a bool: pass {_TOKENS}")
+
+
+def _kind_of(scalar):
+    """Its dtype, or its type where it has none."""
+    return getattr(scalar, "dtype", type(scalar))
 
 
 def _check_ids(flat, low, high):
