@@ -9,7 +9,7 @@ import sys
 import numpy
 import pytest
 import stemma
-from stemma import _arrays, _proto, groups
+from stemma import _arrays, _proto, config, groups
 
 
 def encode(group_list, **options):
@@ -268,6 +268,24 @@ def test_a_list_of_masked_entries_is_refused_and_so_is_what_gives_such_an_array(
     with pytest.raises(ValueError, match=rf"^groups\[0\].rollouts\[0\].{name} has masked entries, "):
         checked({name: given(numpy.ma.array(values, mask=[0, 1]))})
     checked({name: given(numpy.ma.array(values, mask=[0, 0]))})
+
+
+MASKED = [numpy.ma.masked, numpy.ma.array(0.5, mask=True), numpy.ma.array([0.5], mask=[True])]
+
+
+@pytest.mark.parametrize("value", MASKED, ids=["masked", "array", "one"])
+def test_a_masked_number_is_none(value):
+    with pytest.raises(ValueError, match=r"^groups\[0\].rollouts\[0\].reward is masked, which is no number: leave it out or pass one"):
+        checked({"reward": value})
+    if not value.ndim:
+        with pytest.raises(ValueError, match=r"^groups\[0\].rollouts\[0\].advantage is masked, which is no number"):
+            checked({"advantage": value})
+        for name in ("old_log_probs", "advantage", "mask"):
+            with pytest.raises(ValueError, match=rf"^groups\[0\].rollouts\[0\].{name} has masked entries, "):
+                checked({name: [0.0, value]})
+    with pytest.raises(ValueError, match="^learning_rate is masked: pass a number$"):
+        config.fill_message(_proto.UpdateHeader().adam, {"learning_rate": value})
+    checked({"reward": numpy.ma.array(0.5, mask=False), "old_log_probs": [-0.5, numpy.ma.array(-0.5, mask=False)]})
 
 
 @pytest.mark.parametrize("values", [[True, False], [7, True], [False], numpy.array([True, False])], ids=str)
