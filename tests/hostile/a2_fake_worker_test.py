@@ -11,6 +11,7 @@ import pytest
 from e2e.errors.good_request import Request, group, refusal
 from e2e.errors.played_worker import PlayedWorker
 from e2e.errors.server import MODEL, Cluster, start, wait_for
+from e2e.own_loopback import channel_to
 from stemma import _proto
 from stemma.groups import parts
 
@@ -82,7 +83,7 @@ def test_a2_each_listener_answers_its_own_service_only(cluster):
                              "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
     for address, methods in ((cluster.worker_address, (info, health, reflect)), (cluster.ops_address, (info, reflect)),
                              (cluster.address, (health,))):
-        with grpc.insecure_channel(address) as channel:
+        with channel_to(address) as channel:
             for method in methods:
                 error = refusal(lambda: channel.unary_unary(method)(b"", timeout=60))
                 assert error.code == grpc.StatusCode.UNIMPLEMENTED, (address, method, error)

@@ -7,6 +7,7 @@ import threading
 import grpc
 import pytest
 
+from e2e.own_loopback import channel_to
 from hostile.hostile_cluster import (Cluster, Held, Request, group_part, header_part, memory_mib, refusal, serves,
                                      wait_for)
 from stemma import _proto
@@ -105,7 +106,7 @@ def test_bytes_of_all_streams_are_bounded_together(cluster):
 def test_what_a_part_becomes_counts_before_it_is_decoded():
     """A million rollouts with nothing in them are 2 MB in a message, and 130 MB in memory."""
     parts = [header_part().SerializeToString(), group_part("g").SerializeToString() + group_of_empty_rollouts(1 << 20)]
-    with Cluster(fake=True, config=SMALL) as cluster, grpc.insecure_channel(cluster.address) as channel:
+    with Cluster(fake=True, config=SMALL) as cluster, channel_to(cluster.address) as channel:
         update = channel.stream_unary("/stemma.v1.TrainingService/UpdateActor", request_serializer=bytes)
         serves(cluster)
         before = memory_mib(cluster)
@@ -133,7 +134,7 @@ def varint(number):
 @pytest.mark.parametrize("call", ["UpdateActor", "ComputeLogProb"])
 def test_a_part_that_is_no_message_is_refused(cluster, call):
     kind = "stream_unary" if call == "UpdateActor" else "stream_stream"
-    with grpc.insecure_channel(cluster.address) as channel:
+    with channel_to(cluster.address) as channel:
         send = getattr(channel, kind)(f"/stemma.v1.TrainingService/{call}", request_serializer=bytes)
         answer = lambda: send(iter([b"\x1a\xff"]), timeout=60)
         refused = refusal(answer if kind == "stream_unary" else lambda: list(answer()))
@@ -218,7 +219,7 @@ def test_calls_that_wait_for_a_request_do_not_hold_up_the_others_of_their_connec
 def test_compressed_messages_are_refused_before_they_are_unpacked(cluster, algorithm):
     before = memory_mib(cluster)
     options = [("grpc.max_send_message_length", -1)]
-    with grpc.insecure_channel(cluster.address, options=options, compression=algorithm) as channel:
+    with channel_to(cluster.address, options=options, compression=algorithm) as channel:
         bomb = group_part("g", mask=bytes(500 << 20))  # 500 MiB of zeros in half a MiB
         refused = refusal(lambda: TrainingStub(channel).UpdateActor(iter([header_part(), bomb]), timeout=60))
     assert refused.code == grpc.StatusCode.UNIMPLEMENTED, refused

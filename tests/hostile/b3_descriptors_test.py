@@ -7,6 +7,7 @@ import socket
 import grpc
 import pytest
 
+from e2e.own_loopback import channel_to
 from hostile.hostile_cluster import Cluster, Request, serves, wait_for
 from stemma import _proto
 from stemma._stub import TrainingStub
@@ -30,7 +31,7 @@ def connect(cluster, count, address=None):
 
 
 def new_client_gets_through(cluster):
-    with grpc.insecure_channel(cluster.address) as channel:
+    with channel_to(cluster.address) as channel:
         try:
             return TrainingStub(channel).GetModel(_proto.GetModelRequest(), timeout=5)
         except grpc.RpcError as error:

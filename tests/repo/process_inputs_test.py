@@ -1,6 +1,6 @@
 """What a process reads from outside: options and environment in *_options.cc and the command line's command files, clocks
-in common/base/clock.cc. options.txt holds the options of server and worker, so that none appears or goes unseen; those of the
-command line stand in tests/client/cli/golden/help.txt."""
+in common/base/clock.cc; tests reach their servers past the environment's proxies. options.txt holds the options of server and
+worker, so that none appears or goes unseen; those of the command line stand in tests/client/cli/golden/help.txt."""
 
 import re
 
@@ -14,6 +14,7 @@ _CLOCKS = re.compile(r"\babsl::Now\b|\bGetCurrentTimeNanos\b|\b(system|steady|hi
 # Debian's Abseil holds the first to the machine's clock, and POSIX the others.
 _WAITS = re.compile(r"\babsl::(Notification|CondVar)\b|\bsem_timedwait\b|\bpthread_\w+_timed\w*\b")
 _CLOCK_FILE = "common/base/clock.cc"
+_CHANNEL_FILE = "tests/e2e/own_loopback.py"
 _OPTIONS = source_tree.ROOT / "tests" / "repo" / "options.txt"
 _OPTION = re.compile(r'(?:(?:add_option|add_flag|set_version_flag)\w*(?:<[\w:]+>)?\(|AddNumber\(&\w+,)\s*"([^"]+)"')
 
@@ -40,6 +41,13 @@ def stray_waits(tree):
     return list(_lines_with(tree, _WAITS, lambda path: path.startswith("tests/")))
 
 
+def channels_through_a_proxy(tree):
+    """Places where a test in Python opens a channel that a proxy of the environment may get between."""
+    return [f"{path}:{number}: {line.strip()}" for path, text in tree.items()
+            if path.startswith("tests/") and path.endswith(".py") and path not in (_CHANNEL_FILE, "tests/repo/process_inputs_test.py")
+            for number, line in enumerate(text.split("\n"), 1) if "insecure_channel(" in line]
+
+
 def options(tree):
     """`file option` of all that the programs take."""
     return sorted({f"{path} {name}" for path, text in tree.items()
@@ -61,6 +69,13 @@ def test_nothing_waits_by_a_clock_that_someone_may_set():
                  "pthread_cond_timedwait(&changed, &mutex, &until);", "pthread_mutex_timedlock(&mutex, &until);"):
         assert stray_waits({"worker/rpc/session.cc": line}) and not stray_waits({"tests/a_test.cc": line})
     assert not stray_waits({"common/base/thread_stack.cc": "sem_clockwait(&answered, CLOCK_MONOTONIC, &until);"})
+
+
+def test_no_proxy_of_the_environment_gets_between_a_test_and_its_server():
+    source_tree.assert_none(channels_through_a_proxy(source_tree.repository()))
+    line = "    with grpc.insecure_channel(cluster.address) as channel:"
+    assert len(channels_through_a_proxy({"tests/users/a_test.py": line})) == 1
+    assert not channels_through_a_proxy({_CHANNEL_FILE: line, "client/python/stemma/_connection.py": line})
 
 
 def test_the_options_are_those_listed():

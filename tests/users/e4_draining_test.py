@@ -3,10 +3,10 @@
 import signal
 import time
 
-import grpc
 import stemma
 from e2e.errors.good_request import Request, refusal
 from e2e.errors.server import BUILD, MODEL, PATIENCE_S, Cluster, wait_for
+from e2e.own_loopback import channel_to
 from stemma import _proto
 from stemma._stub import TrainingStub
 
@@ -129,7 +129,7 @@ def test_many_real_steps_end_after_one_of_them():
 
 def test_local_server_close_ends_after_the_step_that_runs(tmp_path):
     server = stemma.LocalServer(MODEL, binary=BUILD / "bin/stemma", threads=1, log=tmp_path / "log", drain_timeout_s=600)
-    with grpc.insecure_channel(server.address) as channel:
+    with channel_to(server.address) as channel:
         request = Sent(TrainingStub(channel), "g0", epochs=4000).wait_for_a_step()
         server.close()
         error = request.error()

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from e2e.errors.server import BUILD, MODEL, Cluster, start, wait_for
+from e2e.own_loopback import channel_to
 
 PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "operate.md").read_text(encoding="utf-8")
 SERVING, NOT_SERVING = 1, 2
@@ -27,7 +28,7 @@ def cluster():
 def health(address, service):
     """The number that grpc.health.v1 answers; its messages are one string, and one enum."""
     name = service.encode()
-    with grpc.insecure_channel(address) as channel:
+    with channel_to(address) as channel:
         call = channel.unary_unary("/grpc.health.v1.Health/Check", request_serializer=lambda sent: sent,
                                    response_deserializer=lambda received: received)
         answer = call((b"\x0a" + bytes([len(name)]) + name) if name else b"", timeout=10)

@@ -102,8 +102,12 @@ def test_g16_the_pages_examples_run_as_they_stand(cluster):
 
 
 def again_where_it_was(scope, block):
-    """The page's script that resumes, started anew after it ended, and with a request of its run under way."""
-    client, step = scope["client"], scope["client"].model()["step"]
+    """The page's script that resumes, started anew after it ended, and with a request of its run under way. Other runs have names
+    that begin with its run's, or ids of another form."""
+    client = scope["client"]
+    for request_id in ("arithmetic-7/b/5/0", "arithmetic-7/b/6", "arithmetic-7/5", "arithmetic-77/5/0"):
+        client.update_actor(scope["groups"], stemma.grpo(), stemma.adamw(1e-6), request_id=request_id)
+    step = client.model()["step"]
     exec(compile(block, "docs/python.md", "exec"), scope)
     assert scope["sent"] == [f"arithmetic-7/{i}/0" for i in range(3)] and client.model()["step"] == step
     client.submit(scope["groups"], stemma.grpo(), stemma.adamw(1e-6), request_id="arithmetic-7/3/0", epochs=3)

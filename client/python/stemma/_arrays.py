@@ -40,9 +40,16 @@ def pack_int32(values):
 
 def _check_no_bool(tokens):
     """Refuses True and False, also as scalars of frameworks: Python takes True for 1, and a mask would be sent as tokens."""
-    for i, token in enumerate(tokens):
-        if isinstance(token, bool) or str(getattr(token, "dtype", "")).endswith("bool"):
-            raise ValueError(f"has {bool(token)} at {i}, a bool: pass {_TOKENS}")
+    kinds = {_kind_of(token) for token in tokens}  # few, each looked at once: there may be a million tokens
+    bools = {kind for kind in kinds if kind is bool or str(kind).endswith("bool")}
+    if bools:
+        i, token = next((i, token) for i, token in enumerate(tokens) if _kind_of(token) in bools)
+        raise ValueError(f"has {bool(token)} at {i}, a bool: pass {_TOKENS}")
+
+
+def _kind_of(scalar):
+    """Its dtype, or its type where it has none."""
+    return getattr(scalar, "dtype", type(scalar))
 
 
 def _check_ids(flat, low, high):
@@ -168,12 +175,25 @@ def number(value):
     refusal = f"is {shown(value)}: pass one number for the whole response"
     if isinstance(value, (str, bytes)):
         raise ValueError(refusal)
+    if is_masked(value):
+        raise ValueError("is masked, which is no number: leave it out or pass one")
     try:
         return float(value.detach() if hasattr(value, "detach") else value)
     except OverflowError:
         raise ValueError(f"is {shown(value)}: pass a number of at most {sys.float_info.max:g}") from None
     except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError for a tensor of several elements
         raise ValueError(refusal) from None
+
+
+def is_masked(value):
+    """Whether a number is one of numpy's that is masked, which Python reads as NaN."""
+    return isinstance(value, _masked_type()) and bool(sys.modules["numpy.ma"].is_masked(value))
+
+
+def _masked_type():
+    """The class of what may be masked; an empty tuple, of which nothing is an instance, where nobody has imported it."""
+    masked = sys.modules.get("numpy.ma")
+    return () if masked is None else masked.MaskedArray
 
 
 def _flat(values, want):
@@ -196,7 +216,7 @@ def _flat(values, want):
 
 def _unmasked(values):
     """The list, which may come of a numpy array with masked entries."""
-    if any(kind.__name__ == "MaskedConstant" for kind in set(map(type, values))):
+    if any(issubclass(kind, _masked_type()) for kind in set(map(type, values))) and any(map(is_masked, values)):
         raise ValueError(_MASKED)
     return values
 
@@ -271,6 +291,8 @@ def _kind(value):
 
 def shown(value):
     """The value as an error quotes it."""
+    if is_masked(value):
+        return "masked"
     try:
         text = repr(value)
     except ValueError:  # Python writes out no more than some thousand digits

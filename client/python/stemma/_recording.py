@@ -2,17 +2,19 @@
 
 import contextlib
 import hashlib
+import inspect
 import logging
 import threading
 import warnings
 import weakref
 
 from . import _proto
+from .errors import LineageLostError
 
 _LOG = logging.getLogger("stemma")
 _IDS_MAX = 4096  # ids that are remembered: far more requests than are sent again
 _UNHEARD_MAX = 4  # requests whose messages are kept: they hold their tokens
-_UNSURE = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # codes after which the server may have a request
+_UNSURE = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")  # codes after which the server may have a request
 
 
 class Recording:
@@ -26,6 +28,7 @@ class Recording:
         if recorder is not None and not callable(getattr(recorder, "write_parts", None)):
             raise ValueError(f"recorder is {recorder!r:.60}, which has no write_parts(parts): pass a stemma.trace.TraceWriter, or None")
         self._recorder = recorder
+        self._tells_later = recorder is not None and _takes_on_failure(recorder.write_parts)
         self._memory = _memory_of(recorder)
 
     def write(self, request_id, parts, stacklevel):
@@ -35,24 +38,33 @@ class Recording:
         """
         if self._recorder is None or not self._memory.is_new(request_id, _digest(parts)):
             return
+        later = {"on_failure": lambda error: self._failed(request_id, parts, error, stacklevel=1)} if self._tells_later else {}
         try:
-            self._recorder.write_parts(parts)
+            self._recorder.write_parts(parts, **later)
         except BaseException as error:
-            self._memory.forget(request_id)
+            self._failed(request_id, parts, error, stacklevel + 1)
             if not isinstance(error, Exception):
-                self._memory.keep(request_id, parts)
                 raise
-            warn(f"request {request_id} was accepted, and the recorder could not write it: {type(error).__name__}: {error}",
-                 stacklevel + 1)
+
+    def _failed(self, request_id, parts, error, stacklevel):
+        """Takes back that a request was written, and warns, unless the error ends the process and so is heard of."""
+        self._memory.forget(request_id)
+        if not isinstance(error, Exception):
+            self._memory.keep(request_id, parts)
+            return
+        warn(f"request {request_id} was accepted, and the recorder could not write it: {type(error).__name__}: {error}",
+             stacklevel + 1)
 
     @contextlib.contextmanager
-    def sending(self, request_id, parts):
-        """Keeps the messages of a request where it is not known whether the server has it: found() may come for it."""
+    def sending(self, request_id, parts, lost):
+        """Keeps the messages of a request where it is not known whether the server has it: found() may come for it.
+
+        lost    gets the tries whose answer never came, and that may have been done
+        """
         try:
             yield
         except BaseException as error:
-            refused = isinstance(error, Exception) and getattr(error, "code", None) not in _UNSURE
-            if self._recorder is not None and not refused:
+            if self._recorder is not None and not _is_refusal(error, lost):
                 self._memory.keep(request_id, parts)
             raise
 
@@ -63,12 +75,21 @@ class Recording:
             self.write(request_id, parts, stacklevel + 1)
 
 
+def _is_refusal(error, lost):
+    """Whether the error says that the server has not this request, nor had it of a try before. What refuses a try at the door, as for
+    want of memory, knows nothing of those before."""
+    if not isinstance(error, Exception) or getattr(error, "code", None) in _UNSURE:
+        return False
+    return not lost or isinstance(error, LineageLostError) or getattr(error, "code", None) == "ALREADY_EXISTS"
+
+
 class _Memory:
     """What a recorder has: the payload last written under each id; and the messages of the newest requests that a server may
     have, and the recorder has not."""
 
     def __init__(self):
         self._digests, self._parts = {}, {}  # by request_id, in the order in which they came
+        self._unheard = {}  # likewise: the digest of what a server may have, None where it may have one of several
         self._lock = threading.RLock()  # a signal's handler may send a request, too
 
     def is_new(self, request_id, digest):
@@ -76,6 +97,7 @@ class _Memory:
         weights are lost."""
         with self._lock:
             self._parts.pop(request_id, None)
+            self._unheard.pop(request_id, None)
             if self._digests.get(request_id) == digest:
                 return False
             _add(self._digests, request_id, digest, _IDS_MAX)
@@ -86,9 +108,16 @@ class _Memory:
             self._digests.pop(request_id, None)
 
     def keep(self, request_id, parts):
-        """Keeps the messages, but not under an id that has a payload: which of the two a server has, only that one knows."""
+        """Keeps the messages, but not under an id that has a payload, nor those of two payloads under one id: which of the two a
+        server has, only that one knows."""
+        digest = _digest(parts)
         with self._lock:
-            if request_id not in self._digests:
+            if request_id in self._digests:
+                return
+            is_sure = self._unheard.get(request_id, digest) == digest
+            _add(self._unheard, request_id, digest if is_sure else None, _IDS_MAX)
+            self._parts.pop(request_id, None)
+            if is_sure:
                 _add(self._parts, request_id, parts, _UNHEARD_MAX)
 
     def kept(self, request_id):
@@ -97,16 +126,30 @@ class _Memory:
             return self._parts.get(request_id)
 
 
-_MEMORIES = weakref.WeakKeyDictionary()  # by recorder: clients that share one write each request once
+def _takes_on_failure(write_parts):
+    """Whether it says of a line that it writes later that it failed, as TraceWriter.write_parts does."""
+    try:
+        return "on_failure" in inspect.signature(write_parts).parameters
+    except (TypeError, ValueError):  # no signature is known
+        return False
+
+
+_MEMORIES = {}  # by id() of the recorder, while it lives: clients that share one write each request once
 _MEMORIES_LOCK = threading.RLock()
 
 
 def _memory_of(recorder):
-    try:
-        with _MEMORIES_LOCK:
-            return _MEMORIES.setdefault(recorder, _Memory())
-    except TypeError:  # None, or what no weak reference or hash can be made of
-        return _Memory()
+    """The memory of this very object: another that is equal to it, as dataclasses are, writes to another file."""
+    key = id(recorder)
+    with _MEMORIES_LOCK:
+        if key not in _MEMORIES:
+            memory = _Memory()
+            try:
+                weakref.finalize(recorder, _MEMORIES.pop, key, None).atexit = False  # another object may get its id()
+            except TypeError:  # None, or what no weak reference can be made of
+                return memory
+            _MEMORIES[key] = memory
+        return _MEMORIES[key]
 
 
 def _add(newest, key, value, count_max):

@@ -54,9 +54,10 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
                         says
         retry_delay_s   the first pause between two tries; it doubles up to 5 s
         recorder        a stemma.trace.TraceWriter that keeps every update request that a server accepted, once however often
-                        it is sent under one request_id, by whichever clients have it; or what has its write_parts(parts).
-                        Where that raises, a warning says so, and the request goes on. One whose submit ended before it
-                        heard of that is written where it is sent again, or where attach finds it
+                        it is sent under one request_id, by whichever clients of one server have it; or what has its
+                        write_parts(parts). Where that raises, a warning says so, and the request goes on. One whose
+                        submit ended before it heard of that is written where it is sent again, or where attach finds it
+                        and neither this process nor another sent anything else under its id
         connect_timeout_s   how long the first call waits for a server before it says that there is none
         follow_lineage  go on with whatever weights the server has, also after those trained so far are lost
         recovery_timeout_s  how long a call waits for a server that starts or recovers: that loads its model, computes its
@@ -156,11 +157,12 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         }), return_log_probs=return_log_probs, trace_step=trace_step)
         request = parts[0].update.request
         self._pin(request)
+        lost = []
         with interruptible(self, request.request_id, cancel_on_interrupt, accepted=False):
             try:
-                with self._recording.sending(request.request_id, parts):
-                    status = self._sent(parts, groups, lambda timeout=None: self._stub.UpdateActor(iter(parts), timeout=timeout),
-                                        deadline)
+                with self._recording.sending(request.request_id, parts, lost):
+                    status = self._sent(parts, groups, lambda timeout=None: self._noting_loss(
+                        lambda: self._stub.UpdateActor(iter(parts), timeout=timeout), lost), deadline)
             except errors.StemmaError as error:
                 if not ran_out(error, deadline):
                     raise
@@ -219,9 +221,9 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         log_probs   whether the result brings the log-probs of return_log_probs
         """
         status = _tries.run(self._get_request(request_id, 0))
-        if _proto.to_dict(status)["state"] != "ROLLED_BACK":
+        if _proto.to_dict(status)["state"] != "ROLLED_BACK":  # of what was lost nothing is known: its id may have had another payload
             self._saw(status.lineage)
-        self._recording.found(request_id, stacklevel=2)
+            self._recording.found(request_id, stacklevel=2)
         return Future(self, status, log_probs)
 
     # --------------------------------------------------------------------------------------------------------- helpers

@@ -250,7 +250,7 @@ def _set_scalar(message, field, value, path):
     """Numpy scalars and tensors of one element are numbers too; True and False are none."""
     is_bool = _is_bool(value)
     try:
-        if is_bool and field.type != field.TYPE_BOOL:
+        if (is_bool and field.type != field.TYPE_BOOL) or _arrays.is_masked(value):
             raise TypeError
         if field.type == field.TYPE_DOUBLE and not isinstance(value, str):
             value = float(value)

@@ -10,6 +10,7 @@ import threading
 from typing import Any, Dict, Iterator, List, Tuple
 
 from . import _arrays, _json, _proto
+from ._recording import warn
 from ._update import update_parts
 
 SCHEMA = "stemma.trace.v1"
@@ -31,7 +32,7 @@ class TraceWriter:
         """
         self._file = open(path, "wb", buffering=0)  # a buffer would write later what a failed line left in it
         self._lock = threading.RLock()  # a signal's handler may write while its thread does
-        self._lines = []  # of pieces, ASCII: the one that is being written, and those that handlers brought meanwhile
+        self._lines = []  # (pieces, on_failure): the one that is being written, and those that handlers brought meanwhile
         self._num_bytes, self._torn = 0, False  # of the whole lines; whether a part of one lies behind them
         self._write([_dumps({"schema": SCHEMA})])
 
@@ -47,10 +48,12 @@ class TraceWriter:
         """
         self.write_parts(update_parts(groups_to_send, loss, adam, old, ref, mini_batch, epochs, shuffle, seed, **header))
 
-    def write_parts(self, parts) -> None:
+    def write_parts(self, parts, on_failure=None) -> None:
         """Writes one request from the messages of its call, as the client has them.
 
         parts       header, groups, end
+        on_failure  where a signal's handler writes in the middle of its thread's line, the thread writes the handler's next;
+                    on_failure(error) is called if that fails. None: a warning says so
         """
         header = _set_fields(parts[0].update)
         header.pop("request", None)
@@ -65,11 +68,14 @@ class TraceWriter:
                 where = f"groups[{num_groups - 1}].rollouts[{num_rollouts}]"
                 pieces += ["," if num_rollouts else "", _dumps(_rollout(rollout, as_numbers, where))]
                 num_rollouts += 1
-        self._write([*pieces, "]}]}" if num_groups else "]}"])
+        self._write([*pieces, "]}]}" if num_groups else "]}"], on_failure or _warn_of)
 
     def close(self) -> None:
-        """Ends the file."""
-        self._file.close()
+        """Ends the file. A line that another thread is writing comes to its end first; one that the caller's own thread is writing,
+        where a signal's handler closes, is taken back."""
+        with self._lock:
+            self._try_cut()
+            self._file.close()
 
     def __enter__(self) -> "TraceWriter":
         return self
@@ -77,45 +83,46 @@ class TraceWriter:
     def __exit__(self, *_):
         self.close()
 
-    def _write(self, pieces):
+    def _write(self, pieces, on_failure=None):
         """Writes a line, or nothing of it. A large one is not joined: it would be held twice. Of a signal's handler, which finds
         its thread in the middle of a line, the thread writes it next.
 
         pieces      of it, ASCII
+        on_failure  as for write_parts
         """
         _check_length(sum(map(len, pieces)))
         with self._lock:
             if self._lines:
-                self._lines.append(pieces)
+                self._lines.append((pieces, on_failure))
                 return
-            failure = None
+            failed = []
             try:
-                self._lines.append(pieces)
+                self._lines.append((pieces, None))
                 while self._lines:
                     try:
-                        self._write_line(self._lines[0])
+                        self._write_line(self._lines[0][0])
                     except BaseException as error:
-                        if failure is None or isinstance(failure, Exception):  # what ends the process goes before what does not
-                            failure = error
+                        failed.append((self._lines[0][1], error))
                     del self._lines[0]
             finally:
                 self._lines.clear()
-            if failure is not None:
-                raise failure
+        _tell(failed)
 
     def _write_line(self, pieces):
         self._cut()
+        num_bytes = self._num_bytes + sum(map(len, pieces)) + 1
         try:
             self._torn = True
             for piece in (*pieces, "\n"):
                 left = memoryview(piece.encode())
                 while left:
                     left = left[self._file.write(left):]  # a disk that is nearly full takes a part
-            self._num_bytes += sum(map(len, pieces)) + 1
+            if not self._torn:  # whoever closed the file in the meantime has cut the line
+                raise ValueError("the trace was closed before the end of the line")
+            self._num_bytes = num_bytes
             self._torn = False
         except BaseException:
-            with contextlib.suppress(OSError):
-                self._cut()
+            self._try_cut()
             raise
 
     def _cut(self):
@@ -124,6 +131,11 @@ class TraceWriter:
             os.ftruncate(self._file.fileno(), self._num_bytes)
             self._file.seek(self._num_bytes)
             self._torn = False
+
+    def _try_cut(self):
+        """Cuts where the file can be cut, and is open."""
+        with contextlib.suppress(OSError, ValueError):
+            self._cut()
 
 
 def read(path) -> Iterator[Tuple[Dict[str, Any], List[Dict[str, Any]]]]:
@@ -149,6 +161,26 @@ def read(path) -> Iterator[Tuple[Dict[str, Any], List[Dict[str, Any]]]]:
         if begun:
             yield value["header"], value["groups"]
         begun = True
+
+
+def _tell(failed):
+    """Tells each handler what kept its line from being written, and raises what ends the process, or else the own line's error.
+
+    failed      (on_failure, error) of each line; the own one's on_failure is None
+    """
+    try:
+        for on_failure, error in failed:
+            if on_failure is not None:
+                on_failure(error)
+    finally:
+        raised = [error for on_failure, error in failed if on_failure is None or not isinstance(error, Exception)]
+        if raised:
+            raise min(raised, key=lambda error: isinstance(error, Exception))
+
+
+def _warn_of(error):
+    """Warns of a line that a signal's handler brought, and that was not written after it."""
+    warn(f"a request that a signal's handler wrote to a trace could not be written: {type(error).__name__}: {error}", stacklevel=1)
 
 
 def _check_length(num_bytes):

@@ -12,6 +12,7 @@ import pytest
 import stemma
 from stemma import _future, _proto, _stub, client as client_module
 
+from e2e.own_loopback import channel_to
 from client_test import finished, results_stream, status, update
 from fake_server import FakeServer, abort
 from waiting_test import ACCEPTED, preparing, stopping, unavailable
@@ -102,7 +103,7 @@ def test_what_many_tasks_await_leaves_the_loops_own_threads_to_others(monkeypatc
 def test_a_call_that_is_made_after_the_cancel_ends_at_once():
     """A thread may have been about to make it."""
     stands = threading.Event()
-    with FakeServer({"GetModel": lambda *_: stands.wait(4 * IDLE_S)}) as server, grpc.insecure_channel(server.address) as channel:
+    with FakeServer({"GetModel": lambda *_: stands.wait(4 * IDLE_S)}) as server, channel_to(server.address) as channel:
         stub = _stub.CancellableStub(_stub.TrainingStub(channel), answer_s=4 * IDLE_S)
         stub.cancel()
         began = time.monotonic()

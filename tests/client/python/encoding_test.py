@@ -9,7 +9,7 @@ import sys
 import numpy
 import pytest
 import stemma
-from stemma import _arrays, _proto, groups
+from stemma import _arrays, _proto, config, groups
 
 
 def encode(group_list, **options):
@@ -270,6 +270,24 @@ def test_a_list_of_masked_entries_is_refused_and_so_is_what_gives_such_an_array(
     checked({name: given(numpy.ma.array(values, mask=[0, 0]))})
 
 
+MASKED = [numpy.ma.masked, numpy.ma.array(0.5, mask=True), numpy.ma.array([0.5], mask=[True])]
+
+
+@pytest.mark.parametrize("value", MASKED, ids=["masked", "array", "one"])
+def test_a_masked_number_is_none(value):
+    with pytest.raises(ValueError, match=r"^groups\[0\].rollouts\[0\].reward is masked, which is no number: leave it out or pass one"):
+        checked({"reward": value})
+    if not value.ndim:
+        with pytest.raises(ValueError, match=r"^groups\[0\].rollouts\[0\].advantage is masked, which is no number"):
+            checked({"advantage": value})
+        for name in ("old_log_probs", "advantage", "mask"):
+            with pytest.raises(ValueError, match=rf"^groups\[0\].rollouts\[0\].{name} has masked entries, "):
+                checked({name: [0.0, value]})
+    with pytest.raises(ValueError, match="^learning_rate is masked: pass a number$"):
+        config.fill_message(_proto.UpdateHeader().adam, {"learning_rate": value})
+    checked({"reward": numpy.ma.array(0.5, mask=False), "old_log_probs": [-0.5, numpy.ma.array(-0.5, mask=False)]})
+
+
 @pytest.mark.parametrize("values", [[True, False], [7, True], [False], numpy.array([True, False])], ids=str)
 def test_truths_are_no_token_ids(values):
     with pytest.raises(ValueError, match=r"^has (True|False) at \d, a bool: pass a flat list|^holds bool: pass a flat list"):
@@ -289,6 +307,24 @@ class Scalar:
 def test_truths_of_a_framework_are_no_token_ids():
     with pytest.raises(ValueError, match=r"^groups\[0\].rollouts\[0\].tokens has True at 1, a bool: pass a flat list"):
         checked({"tokens": [Scalar(7, "torch.int64"), Scalar(True, "torch.bool")]})
+
+
+class CountedDtype:
+    """Counts how often it is looked at."""
+
+    looks = 0
+
+    def __str__(self):
+        self.looks += 1
+        return "torch.int64"
+
+
+def test_a_dtype_that_many_token_ids_have_is_looked_at_once():
+    """A million numpy integers took 36 times as long as a million of Python's."""
+    dtype = CountedDtype()
+    with pytest.raises(ValueError, match="^has True at 100, a bool"):
+        _arrays.pack_int32([*(Scalar(i, dtype) for i in range(100)), True])
+    assert dtype.looks == 1
 
 
 @pytest.mark.parametrize("values", [numpy.array([1, 0], dtype="c16"), numpy.array([1, 0], dtype="c8"), [1j, 0], [1 + 0j, 0]], ids=str)

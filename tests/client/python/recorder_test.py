@@ -1,13 +1,16 @@
 """The recorder of a client: each request once, and nothing that it does hides what the server has."""
 
+import dataclasses
+import gc
 import warnings
 
+import grpc
 import pytest
 import stemma
 from stemma import _recording
 
-from client_test import status, update
-from fake_server import FakeServer
+from client_test import client_of, status, update
+from fake_server import FakeServer, abort
 from waiting_test import ACCEPTED
 
 
@@ -92,6 +95,70 @@ def test_recorders_of_which_nothing_can_be_remembered_are_recorders():
     assert recorder.ids == ["a", "b"]
 
 
+def test_a_request_of_a_signals_handler_that_a_full_disk_keeps_out_is_the_one_that_is_told_of_and_recorded_later(tmp_path):
+    path, disk = tmp_path / "trace.jsonl", Disk()
+    recorder = stemma.trace.TraceWriter(path)
+    recorder._file, disk.file = disk, recorder._file
+    with FakeServer(ACCEPTED) as server, stemma.Client(server.address, recorder=recorder) as client, recorder:
+        disk.then = [lambda: update(client, wait=False, request_id="inner", epochs=2)]
+        disk.full_after = b"\n"
+        with pytest.warns(RuntimeWarning, match="request inner was accepted, and the recorder could not write it: OSError: full"):
+            update(client, wait=False, request_id="outer")
+        for options in ({"request_id": "outer"}, {"request_id": "inner", "epochs": 2}) * 2:
+            update(client, wait=False, **options)
+    assert [header.get("ppo_epochs", 1) for header, _ in stemma.trace.read(path)] == [1, 2]
+
+
+class Disk:
+    """A file that does what is in `then` at its next write, and fails once after it was given `full_after`."""
+
+    def __init__(self):
+        self.file, self.then, self.full_after, self._is_full = None, [], None, False
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def write(self, data):
+        if self.then:
+            self.then.pop()()
+        if self._is_full:
+            self.full_after, self._is_full = None, False
+            raise OSError("full")
+        self._is_full = self.full_after is not None and bytes(data) == self.full_after
+        return self.file.write(data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Equal:
+    """A recorder that is equal to another one."""
+
+    ids: list = dataclasses.field(default_factory=list, compare=False)
+
+    def write_parts(self, parts):
+        self.ids.append(parts[0].update.request.request_id)
+
+
+def test_recorders_that_are_equal_each_have_what_their_own_clients_sent():
+    recorders = [Equal(), Equal()]
+    assert recorders[0] == recorders[1]
+    with FakeServer(ACCEPTED) as server:
+        for recorder in recorders * 2:
+            with stemma.Client(server.address, recorder=recorder) as client:
+                update(client, wait=False, request_id="r")
+    assert [recorder.ids for recorder in recorders] == [["r"], ["r"]]
+
+
+def test_a_recorder_that_is_gone_is_forgotten():
+    """Another object gets its id()."""
+    recorder = Recorder()
+    key = id(recorder)
+    _recording.Recording(recorder)
+    assert key in _recording._MEMORIES
+    del recorder
+    gc.collect()
+    assert key not in _recording._MEMORIES
+
+
 FOUND = {**ACCEPTED, "GetRequest": lambda request, _: status(request.request_id, "ACCEPTED")}
 
 
@@ -153,3 +220,101 @@ def test_the_messages_of_the_newest_requests_that_were_not_heard_of_are_kept(mon
         for request_id in "abcde":
             client.attach(request_id)
     assert recorder.ids == list("bcde")
+
+
+def interrupted(client, **options):
+    with pytest.raises(stemma.RequestInterrupted):
+        update(client, wait=False, request_id="r", **options)
+
+
+@pytest.mark.parametrize("later", [{"epochs": 2}, {"trace_step": 0}])
+def test_of_two_payloads_that_may_be_the_servers_attach_records_neither(monkeypatch, later):
+    """A trace's step is no part of the payload."""
+    recorder = Recorder()
+    with FakeServer(FOUND) as server, stemma.Client(server.address, recorder=recorder) as client:
+        lose_answers(client, monkeypatch, KeyboardInterrupt())
+        interrupted(client)
+        interrupted(client, **later)
+        client.attach("r")
+        is_same = "trace_step" in later
+        assert recorder.ids == (["r"] if is_same else [])
+        interrupted(client, **later)
+        client.attach("r")
+        assert recorder.ids == (["r"] if is_same else [])
+        monkeypatch.undo()
+        update(client, wait=False, request_id="r", **later)  # its acceptance says which one it is
+    assert recorder.ids == ["r"]
+
+
+def test_an_accepted_payload_is_the_servers_whatever_was_sent_before(monkeypatch):
+    recorder = Recorder(KeyboardInterrupt())
+    with FakeServer(FOUND) as server, stemma.Client(server.address, recorder=recorder) as client:
+        with monkeypatch.context() as away:
+            lose_answers(client, away, KeyboardInterrupt())
+            interrupted(client, epochs=2)
+        interrupted(client)  # in the recorder
+        client.attach("r")
+    assert recorder.ids == ["r"]
+
+
+def test_that_a_server_may_have_another_payload_is_remembered_longer_than_its_messages(monkeypatch):
+    monkeypatch.setattr(_recording, "_UNHEARD_MAX", 1)
+    recorder = Recorder()
+    with FakeServer(FOUND) as server, stemma.Client(server.address, recorder=recorder) as client:
+        lose_answers(client, monkeypatch, KeyboardInterrupt())
+        interrupted(client)
+        with pytest.raises(stemma.RequestInterrupted):
+            update(client, wait=False, request_id="other")
+        interrupted(client, epochs=2)
+        for request_id in ("r", "other"):
+            client.attach(request_id)
+    assert recorder.ids == ["other"]
+
+
+def test_what_attach_finds_rolled_back_is_not_recorded(monkeypatch):
+    """It may have been sent by another process, with another payload."""
+    recorder = Recorder()
+    handlers = {**ACCEPTED, "GetRequest": lambda request, _: status(request.request_id, "ROLLED_BACK")}
+    with FakeServer(handlers) as server, stemma.Client(server.address, recorder=recorder) as client:
+        lose_answers(client, monkeypatch, KeyboardInterrupt())
+        interrupted(client)
+        client.attach("r")
+    assert recorder.ids == []
+
+
+REFUSALS = {"SERVER_MEMORY": grpc.StatusCode.RESOURCE_EXHAUSTED, "REQUEST_ID_REUSED": grpc.StatusCode.ALREADY_EXISTS,
+            "LINEAGE_MISMATCH": grpc.StatusCode.ABORTED}
+
+
+@pytest.mark.parametrize("first, reason, recorded", [
+    ("lost", "SERVER_MEMORY", ["r"]), ("lost", "REQUEST_ID_REUSED", []), ("lost", "LINEAGE_MISMATCH", []),
+    ("RECOVERING", "SERVER_MEMORY", []), (None, "SERVER_MEMORY", [])])
+def test_a_refusal_of_the_second_try_does_not_say_that_the_server_has_not_taken_the_first(first, reason, recorded):
+    def update_actor(parts, context):
+        list(parts)
+        if answers.pop():
+            abort(context, grpc.StatusCode.UNAVAILABLE, "gone", "" if first == "lost" else first)
+        abort(context, REFUSALS[reason], "refused", reason)
+
+    answers, recorder = [None, first] if first else [None], Recorder()
+    with FakeServer({**FOUND, "UpdateActor": update_actor}) as server, client_of(server, recorder=recorder) as client:
+        with pytest.raises(stemma.StemmaError, match="refused"):
+            update(client, wait=False, request_id="r")
+        client.attach("r")
+    assert recorder.ids == recorded and not answers
+
+
+def test_a_request_whose_client_is_closed_while_it_is_sent_is_recorded_when_attach_finds_it():
+    def update_actor(parts, _):
+        request_id = list(parts)[0].update.request.request_id
+        clients[0].close()
+        return status(request_id, "ACCEPTED")
+
+    recorder = Recorder()
+    with FakeServer({**FOUND, "UpdateActor": update_actor}) as server:
+        clients = [client_of(server, recorder=recorder) for _ in range(2)]
+        with pytest.raises(stemma.StemmaError, match="was closed while the call ran"):
+            update(clients[0], wait=False, request_id="r")
+        clients[1].attach("r")
+        clients[1].close()
+    assert recorder.ids == ["r"]

@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import threading
 import tracemalloc
 
 import numpy
@@ -270,17 +271,77 @@ def test_a_signals_handler_that_sends_while_its_thread_records_has_its_own_line(
     assert uids == (["g0"] if error is None else []) + ["small"]
 
 
-def test_what_ends_the_process_is_not_taken_for_a_disk_that_is_full(tmp_path):
+NUM_WRITES = 9  # of a line of GROUPS: header, group, three rollouts and two commas, the end, a newline
+
+
+@pytest.mark.parametrize("exits", [True, False])
+@pytest.mark.parametrize("nth", [1, 3, NUM_WRITES])
+def test_a_signals_handler_that_closes_in_the_middle_of_a_line_ends_its_process_and_leaves_whole_lines(tmp_path, nth, exits):
     def handle():
-        writer.write_parts(sent_parts(GROUPS))
-        Disk(writer, 1, raising(OSError("full")))
+        writer.close()
+        if exits:
+            raise SystemExit(1)
+
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        writer.write_parts(sent_parts(GROUPS[:1] * 2))
+        Disk(writer, nth, handle)
+        with pytest.raises(SystemExit if exits else ValueError, match=None if exits else "closed"):
+            writer.write_parts(sent_parts(GROUPS))
+    assert [len(group_list) for _, group_list in read(tmp_path / "t.jsonl")] == [2]
+
+
+def test_a_signals_handler_that_closes_a_pipe_ends_its_process(tmp_path):
+    """No pipe can be cut."""
+    def handle():
+        writer.close()
         raise SystemExit(1)
 
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with TraceWriter(tmp_path / "pipe") as writer:
+            Disk(writer, 3, handle)
+            with pytest.raises(SystemExit):
+                writer.write_parts(sent_parts(GROUPS))
+    finally:
+        os.close(reader)
+
+
+def test_a_line_comes_to_its_end_before_another_thread_closes(tmp_path):
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        closing = threading.Thread(target=writer.close)
+        Disk(writer, 3, lambda: (closing.start(), closing.join(0.05)))
+        writer.write_parts(sent_parts(GROUPS))
+        closing.join()
+    assert len(list(read(tmp_path / "t.jsonl"))) == 1
+
+
+@pytest.mark.parametrize("own, handlers", [(SystemExit(1), OSError("full")), (OSError("full"), SystemExit(1))])
+def test_what_ends_the_process_is_not_taken_for_a_disk_that_is_full(tmp_path, own, handlers):
+    def handle():
+        writer.write_parts(sent_parts(GROUPS), on_failure=told.append)
+        Disk(writer, 1, raising(handlers))
+        raise own
+
+    told = []
     with TraceWriter(tmp_path / "t.jsonl") as writer:
         Disk(writer, 3, handle)
         with pytest.raises(SystemExit):
             writer.write_parts(sent_parts(GROUPS))
-    assert list(read(tmp_path / "t.jsonl")) == []
+    assert list(read(tmp_path / "t.jsonl")) == [] and told == [handlers]
+
+
+def test_a_line_of_a_signals_handler_that_fails_is_told_as_its_own_and_the_other_is_written(tmp_path):
+    def handle():
+        writer.write(REWARDED, stemma.grpo(), stemma.adamw(1e-6))
+        Disk(writer, NUM_WRITES - 3 + 2, raising(OSError(28, "full")))  # this write took a part of its piece
+
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        Disk(writer, 3, handle)
+        with pytest.warns(RuntimeWarning, match="that a signal's handler wrote to a trace could not be written: OSError: .* full"):
+            writer.write_parts(sent_parts(GROUPS))
+    [(_, group_list)] = read(tmp_path / "t.jsonl")
+    assert group_list[0]["uid"] == "g0"
 
 
 @pytest.mark.parametrize("text, line", [("{}\n", 1), ('{"schema": "stemma.trace.v1"}\n{"header": {}\n', 2),

@@ -5,6 +5,7 @@ import signal
 import grpc
 import pytest
 
+from e2e.own_loopback import channel_to
 from good_request import Request, refusal
 from server import MODEL, Cluster, wait_for
 from stemma import _proto
@@ -242,7 +243,7 @@ def test_expected_step_is_checked(cluster):
 
 def health(cluster, service):
     name = service.encode()
-    with grpc.insecure_channel(cluster.ops_address) as channel:
+    with channel_to(cluster.ops_address) as channel:
         call = channel.unary_unary("/grpc.health.v1.Health/Check")
         return call(b"\x0a" + bytes([len(name)]) + name if name else b"")
 

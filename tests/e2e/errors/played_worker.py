@@ -11,6 +11,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
 
 from e2e.errors.server import BUILD, wait_for
+from e2e.own_loopback import channel_to
 
 PROTO = pathlib.Path(__file__).resolve().parents[3] / "proto"
 SESSION = "/stemma.internal.v1.WorkerService/Session"
@@ -47,9 +48,8 @@ class PlayedWorker:
         self._cluster = cluster
         self._outgoing = queue.SimpleQueue()
         self._incoming = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(address or cluster.worker_address,
-                                              options=[("grpc.max_send_message_length", -1),
-                                                       ("grpc.use_local_subchannel_pool", 1)])
+        self._channel = channel_to(address or cluster.worker_address,
+                                   options=[("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)])
         call = self._channel.stream_stream(SESSION, request_serializer=WorkerMessage.SerializeToString,
                                            response_deserializer=ServerMessage.FromString)
         self._call = call(iter(self._outgoing.get, None), metadata=metadata)

@@ -8,9 +8,7 @@ import subprocess
 import tempfile
 import time
 
-import grpc
-
-from e2e.own_loopback import HOST
+from e2e.own_loopback import HOST, channel_to
 from stemma import _proto
 from stemma._stub import TrainingStub
 
@@ -79,7 +77,7 @@ class Cluster:
         self.log = open(self.root / "log", "w")
         self.server, self.address = None, None
         self._start_server()
-        self.channel = grpc.insecure_channel(self.address, options=[("grpc.max_send_message_length", -1)])
+        self.channel = channel_to(self.address, options=[("grpc.max_send_message_length", -1)])
         self.stub = TrainingStub(self.channel)
         self.worker = None
         if worker:
