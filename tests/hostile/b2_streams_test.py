@@ -174,7 +174,7 @@ def test_a_client_that_reads_no_results_is_ended(less_hasty, what):
     """What it would be sent is more than any buffer on the way holds. (A connection that has carried much may hold it all: its
     client's window grows with it.)"""
     options = [("grpc.http2.bdp_probe", 0), ("grpc.max_send_message_length", -1)]
-    with grpc.insecure_channel(less_hasty.address, options=options) as channel:
+    with channel_to(less_hasty.address, options=options) as channel:
         expect_ended(less_hasty, TrainingStub(channel), what)
     serves(less_hasty)
 
