@@ -61,7 +61,7 @@ def test_a_trajectory_of_several_turns_is_rewarded_once(cluster, agg):
 def test_two_rewards_of_one_trajectory_are_refused(cluster):
     error = refusal(lambda: trajectories([1.0, 1.0, 0.0, 0.5, 0.0]).send(cluster.stub))
     assert (error.reason, error.fields) == ("INVALID_REQUEST", ["groups[3].rollouts[0].reward"])
-    assert "is 0.5, but 1 in groups[0].rollouts[0] of the same sample_id t0: send one reward" in error.message
+    assert "is 0.5, but 1 in groups[0].rollouts[0] of the same sample_id t0, one sample in the whole request: send one reward" in error.message
     assert error.metadata["uid"] == "turn3"
 
 
