@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/mesh.h"
 #include "gtest/gtest.h"
 
 namespace stemma::server {
