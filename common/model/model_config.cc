@@ -116,6 +116,15 @@ absl::Status CheckSlidingWindow(const JsonFields& fields, WindowRule rule, const
   return absl::OkStatus();
 }
 
+// transformers attends to both sides where it is false or null.
+absl::Status CheckCausal(const JsonFields& fields) {
+  ASSIGN_OR_RETURN(const bool causal, fields.BoolOr("is_causal", true));
+  if (causal && !fields.IsNull("is_causal")) return absl::OkStatus();
+  return fields.Error("is_causal", causal ? "null, as false, is not supported"
+                                          : "false is not supported: every token "
+                                            "attends to those before it");
+}
+
 absl::Status CheckUnsupported(const JsonFields& fields, const Family& family, const ModelConfig& config) {
   if (const json* activation = fields.Find("hidden_act"); activation != nullptr && *activation != "silu") {
     return fields.Error("hidden_act", absl::StrCat(JsonExcerpt(*activation), ": only \"silu\" is supported"));
@@ -126,6 +135,9 @@ absl::Status CheckUnsupported(const JsonFields& fields, const Family& family, co
   }
   RETURN_IF_ERROR(RefusePresent(fields, "quantization_config", "a quantized checkpoint"));
   RETURN_IF_ERROR(RefusePresent(fields, "compression_config", "a compressed checkpoint"));
+  RETURN_IF_ERROR(RefusePresent(fields, "transformers_weights", "another file of weights than model.safetensors"));
+  RETURN_IF_ERROR(RefusePresent(fields, "per_layer_config", "a layer of its own configuration"));
+  RETURN_IF_ERROR(CheckCausal(fields));
   if (!family.qkv_bias) RETURN_IF_ERROR(RefuseTrue(fields, "attention_bias"));
   RETURN_IF_ERROR(RefuseTrue(fields, "mlp_bias"));
   ASSIGN_OR_RETURN(const double rotary_factor, fields.NumberOr("partial_rotary_factor", 1));

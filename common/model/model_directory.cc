@@ -2,7 +2,6 @@
 
 #include <sys/stat.h>
 
-#include <array>
 #include <cerrno>
 #include <optional>
 #include <set>
@@ -30,20 +29,6 @@ constexpr size_t kMaxShards = 4096;
 constexpr char kConfig[] = "config.json";
 constexpr char kSingleShard[] = "model.safetensors";
 constexpr char kIndex[] = "model.safetensors.index.json";
-
-// Copied by an export when there.
-constexpr std::array kOtherFiles = {kConfig,
-                                    kIndex,
-                                    "generation_config.json",
-                                    "tokenizer.json",
-                                    "tokenizer_config.json",
-                                    "tokenizer.model",
-                                    "special_tokens_map.json",
-                                    "added_tokens.json",
-                                    "vocab.json",
-                                    "merges.txt",
-                                    "chat_template.jinja",
-                                    "chat_template.json"};
 
 absl::Status Prefixed(const std::string& file_name, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(file_name, ": ", status.message()));
@@ -219,9 +204,11 @@ absl::StatusOr<ModelDirectory> OpenModelDirectory(const std::string& path) {
   }
   ASSIGN_OR_RETURN(directory.shards, OpenShards(directory.path, directory.has_index));
   RETURN_IF_ERROR(CheckTensors(directory));
-  for (const char* name : kOtherFiles) {
-    if (!Exists(in(name)) || (name == std::string_view(kIndex) && !directory.has_index)) continue;
-    ASSIGN_OR_RETURN(directory.other_files[name], ResolvePath(in(name)));
+  ASSIGN_OR_RETURN(OtherFiles others, FindOtherFiles(directory.path));
+  directory.other_files = std::move(others.top);
+  directory.chat_templates = std::move(others.chat_templates);
+  if (directory.has_index) {
+    ASSIGN_OR_RETURN(directory.other_files[kIndex], ResolvePath(in(kIndex)));
   }
   return directory;
 }

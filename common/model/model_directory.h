@@ -5,12 +5,12 @@
 // names: `/`, `..` are refused.
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/model/model_config.h"
+#include "common/model/other_files.h"
 #include "common/model/safetensors.h"
 
 namespace stemma {
@@ -26,8 +26,8 @@ struct ModelDirectory {
   ModelConfig config;
   std::vector<WeightFile> shards;
   bool has_index = false;
-  // config.json, tokenizer and generation files, the index: copied by an export. File name -> resolved path.
-  std::map<std::string, std::string> other_files;
+  FilesByName other_files;     // config.json, tokenizer and generation files, the index: an export copies them
+  FilesByName chat_templates;  // in kChatTemplatesFolder; so it does these
 };
 
 // Reads config.json: the file itself, or that of a directory. Weights are not looked at. Errors: as OpenModelDirectory.

@@ -10,6 +10,7 @@
 #include "common/base/file.h"
 #include "common/base/shared_file.h"
 #include "common/base/status_macros.h"
+#include "common/base/temporary_folder.h"
 #include "common/model/model_tensors.h"
 #include "worker/backend/cpu/finite.h"
 #include "worker/model/model_files.h"
@@ -42,14 +43,33 @@ TensorsByName ByName(const Weights& weights, const ModelConfig& config) {
   return by_name;
 }
 
+// The dtype of tensors that may be written in another than they were loaded in.
+using DtypesByName = std::unordered_map<std::string, Dtype>;
+
+// Returns that of all that are used, or, without one for all, of a tied model's head: a file may have it in another
+// dtype than the embedding, and two roundings of one matrix are two matrices.
+DtypesByName DtypesOf(const ModelDirectory& source, const TensorsByName& used, std::optional<Dtype> dtype) {
+  const std::optional<TensorSpec> tied_head = TiedHead(source.config);
+  const std::string embedding = ModelTensors(source.config).front().name;
+  DtypesByName dtypes;
+  for (const WeightFile& file : source.shards) {
+    for (const TensorEntry& t : file.header.tensors) {
+      if (dtype.has_value() && used.contains(t.name)) dtypes[t.name] = *dtype;
+      if (!dtype.has_value() && tied_head && t.name == embedding) dtypes[tied_head->name] = t.dtype;
+    }
+  }
+  return dtypes;
+}
+
 // Returns the header for these tensors, which are changed where their dtype is.
-std::string HeaderFor(std::vector<TensorEntry>& tensors, const safetensors::Header& loaded, const TensorsByName& used,
-                      std::optional<Dtype> dtype) {
+std::string HeaderFor(std::vector<TensorEntry>& tensors, const safetensors::Header& loaded,
+                      const DtypesByName& dtypes) {
   bool changed = false;
   for (TensorEntry& t : tensors) {
-    if (!dtype.has_value() || !used.contains(t.name)) continue;
-    changed |= t.dtype != *dtype;
-    t.dtype = *dtype;
+    const auto dtype = dtypes.find(t.name);
+    if (dtype == dtypes.end()) continue;
+    changed |= t.dtype != dtype->second;
+    t.dtype = dtype->second;
   }
   if (changed) return safetensors::MakeHeader(tensors, {{"format", "pt"}});
   const uint64_t size = loaded.raw.size();
@@ -97,6 +117,22 @@ absl::Status Copy(const RegularFile& source, const CopiedBytes& copied, SharedFi
   return absl::OkStatus();
 }
 
+absl::Status WriteWhole(const std::string& path, const std::string& content) {
+  ASSIGN_OR_RETURN(SharedFile file, SharedFile::Open(path));
+  RETURN_IF_ERROR(file.Write({.length = content.size()}, 0, content));
+  return file.Close();
+}
+
+absl::Status WriteChatTemplates(const std::string& folder, const FilesByName& templates) {
+  if (templates.empty()) return absl::OkStatus();
+  if (const int error = MakeFolders(folder); error != 0) return ErrnoStatus("create", folder, error);
+  for (const auto& [name, path] : templates) {
+    ASSIGN_OR_RETURN(const std::string content, ReadFile(path, kOtherFileBytesMax));
+    RETURN_IF_ERROR(WriteWhole(absl::StrCat(folder, "/", name), content));
+  }
+  return SyncFolder(folder);
+}
+
 }  // namespace
 
 absl::StatusOr<WeightsExport> WeightsExport::Make(const Weights& weights, const ModelDirectory& source,
@@ -106,17 +142,19 @@ absl::StatusOr<WeightsExport> WeightsExport::Make(const Weights& weights, const 
     ASSIGN_OR_RETURN(export_dtype, ParseFileDtype(*dtype));
   }
   const TensorsByName used = ByName(weights, source.config);
+  const DtypesByName dtypes = DtypesOf(source, used, export_dtype);
   WeightsExport result(weights, source, export_dtype);
   for (const WeightFile& loaded : source.shards) {
     std::vector<TensorEntry> tensors = loaded.header.tensors;
     ExportFile& file = result.files_.emplace_back();
     file.name = loaded.file_name;
     file.source = loaded.path;
-    std::string header = HeaderFor(tensors, loaded.header, used, export_dtype);
+    std::string header = HeaderFor(tensors, loaded.header, dtypes);
     if (share.first) file.header = std::move(header);
     for (size_t i = 0; i < tensors.size(); ++i) {
       const uint64_t bytes = tensors[i].end - tensors[i].begin;
       result.tensor_bytes_ += bytes;
+      result.changes_bytes_ |= bytes != loaded.header.tensors[i].end - loaded.header.tensors[i].begin;
       const auto it = used.find(tensors[i].name);
       if (it == used.end()) {
         if (share.first) file.copied.push_back({loaded.header.tensors[i].begin, tensors[i].begin, bytes});
@@ -156,15 +194,15 @@ absl::Status WeightsExport::WriteOtherFiles(const std::string& folder) const {
   for (const auto& [name, path] : source_->other_files) {
     ASSIGN_OR_RETURN(std::string content, ReadFile(path, kOtherFileBytesMax));
     if (name == "config.json") RETURN_IF_ERROR(CheckConfigStays(path, content, source_->config));
-    if (dtype_.has_value() && (name == "config.json" || name == "model.safetensors.index.json")) {
-      ASSIGN_OR_RETURN(content, name == "config.json" ? ConfigWithDtype(path, content, *dtype_)
-                                                      : IndexWithTotalSize(path, content, tensor_bytes_));
+    if (dtype_.has_value() && name == "config.json") {
+      ASSIGN_OR_RETURN(content, ConfigWithDtype(path, content, *dtype_));
     }
-    ASSIGN_OR_RETURN(SharedFile file, SharedFile::Open(fs::path(folder) / name));
-    RETURN_IF_ERROR(file.Write({.length = content.size()}, 0, content));
-    RETURN_IF_ERROR(file.Close());
+    if ((dtype_.has_value() || changes_bytes_) && name == "model.safetensors.index.json") {
+      ASSIGN_OR_RETURN(content, IndexWithTotalSize(path, content, tensor_bytes_));
+    }
+    RETURN_IF_ERROR(WriteWhole(fs::path(folder) / name, content));
   }
-  return absl::OkStatus();
+  return WriteChatTemplates(fs::path(folder) / kChatTemplatesFolder, source_->chat_templates);
 }
 
 }  // namespace stemma::worker

@@ -56,7 +56,7 @@ class WeightsExport {
  public:
   // REQUIRES: that `weights` and `source` outlive this. `weights`: this rank's boxes of the source's model; a box that
   // several ranks hold is written by the one that counts it. `dtype`: float32, float64, bfloat16, float16; absent: as
-  // loaded. Errors: InvalidArgument - unknown dtype.
+  // loaded, but a tied head as its embedding. Errors: InvalidArgument - unknown dtype.
   static absl::StatusOr<WeightsExport> Make(const Weights& weights, const ModelDirectory& source,
                                             const std::optional<std::string>& dtype, const ExportShare& share);
 
@@ -75,7 +75,8 @@ class WeightsExport {
   const ModelDirectory* source_;
   std::optional<safetensors::Dtype> dtype_;
   std::vector<ExportFile> files_;
-  uint64_t tensor_bytes_ = 0;  // of all tensors, also those that are copied
+  uint64_t tensor_bytes_ = 0;   // of all tensors, also those that are copied
+  bool changes_bytes_ = false;  // whether a tensor has others than in the source
 };
 
 }  // namespace stemma::worker

@@ -159,6 +159,10 @@ TEST(ModelConfigTest, WhatIsNotSupportedIsRefusedByFieldName) {
            {"rope_scaling", "llama3", "rope_scaling: must be an object"},
            {"sliding_window", 4096, "sliding_window: a sliding window"},
            {"layer_types", json::array({"full_attention"}), "layer_types: has 1 entries for 16 layers"},
+           {"is_causal", false, "is_causal: false is not supported"},
+           {"is_causal", nullptr, "is_causal: null, as false, is not supported"},
+           {"transformers_weights", "other.safetensors", "transformers_weights: another file of weights"},
+           {"per_layer_config", {{"1", {{"rms_norm_eps", 0.5}}}}, "per_layer_config: a layer of its own"},
            {"partial_rotary_factor", 0.5, "partial_rotary_factor: only 1"}}) {
     EXPECT_THAT(With(Llama(), refusal.field, refusal.value), Invalid(refusal.message)) << refusal.field;
   }
@@ -175,6 +179,8 @@ TEST(ModelConfigTest, FrequenciesOfLlama3AreInTheirOrder) {
   EXPECT_THAT(with("low_freq_factor", 0), Invalid("rope_scaling.low_freq_factor: must be above 0"));
   EXPECT_THAT(with("high_freq_factor", 1), Invalid("rope_scaling.high_freq_factor: must be above low_freq_factor"));
 }
+
+TEST(ModelConfigTest, AttentionThatIsSaidToBeCausalIs) { EXPECT_THAT(With(Llama(), "is_causal", true), IsOk()); }
 
 TEST(ModelConfigTest, NoArchitectureIsNoOther) {
   EXPECT_THAT(With(Llama(), "architectures", json::array()), IsOk());

@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -15,6 +16,7 @@ STEMMA = os.path.join(os.environ["STEMMA_BUILD_DIR"], "bin", "stemma")
 SHAPE = [(9, [4, 1, 6]), (1, [2, 5]), (14, [3, 3])]
 SHARD = "40KB"
 INDEX = "model.safetensors.index.json"
+EMBEDDING = "model.embed_tokens.weight"
 
 
 def server(model, **options):
@@ -66,6 +68,66 @@ def test_an_export_before_any_step_is_byte_for_byte_what_was_loaded(spec, run_dt
     original = contents(loaded)
     assert exported.keys() == original.keys()
     assert [name for name in original if exported[name] != original[name]] == []
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+TEMPLATES = {"default": "D{{ messages[0].content }}", "tool_use": "T{{ messages[0].content }}"}
+
+
+def rendered(directory):
+    """What a tokenizer makes of a conversation with tools, for which it takes the template tool_use, and of one without."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
+    return [tokenizer.apply_chat_template(MESSAGES, tools=given, tokenize=False) for given in (tools, None)]
+
+
+def test_a_tokenizer_of_several_chat_templates_is_the_same_after_an_export(tmp_path):
+    loaded = models.make(str(tmp_path / "model"), models.Spec("llama"))
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"hi": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+    tokenizer.chat_template = TEMPLATES
+    tokenizer.save_pretrained(loaded)
+    with server(loaded, data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
+        exported = client.export("chats")
+        client.delete_export(os.path.basename(client.export("gone")))
+    assert os.listdir(tmp_path / "data" / "exports") == ["chats"]
+    assert rendered(exported) == rendered(loaded) == ["Thi", "Dhi"]
+
+
+@pytest.mark.parametrize("shard", ["1GB", "10KB"], ids=["one file", "sharded"])
+@pytest.mark.parametrize("embedding,head", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_a_tied_head_of_another_dtype_is_exported_as_its_embedding(embedding, head, shard, tmp_path):
+    loaded = write_tied_model(str(tmp_path / "model"), shard, embedding, head)
+    request = requests.make(hf64.Hf64(loaded), SHAPE, requests.LOSSES["vanilla"], masks="none")
+    with server(loaded, data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
+        untouched = tensors(client.export("untouched"))
+        update(client, request)
+        exported = client.export("after")
+    for held in (untouched, tensors(exported)):
+        assert held[EMBEDDING].dtype == held["lm_head.weight"].dtype == embedding
+        assert torch.equal(held[EMBEDDING], held["lm_head.weight"])
+    if shard != "1GB":
+        total_size = json.load(open(os.path.join(exported, INDEX)))["metadata"]["total_size"]
+        assert total_size == sum(value.numel() * value.element_size() for value in tensors(exported).values())
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    with server(exported, data=str(tmp_path / "again")) as local, stemma.Client(local.address) as client:
+        assert client.model()["step"] == 0, "it is a model of ours too"
+
+
+def write_tied_model(folder, shard, embedding, head):
+    """Its files have the embedding a second time, under the head's name, in dtypes of their own."""
+    loaded = models.make(folder, models.Spec("qwen2", tied=True, dtype="bfloat16"), shard)
+    files = {name: load_file(os.path.join(loaded, name)) for name in os.listdir(loaded) if name.endswith(".safetensors")}
+    name, held = next((name, held) for name, held in files.items() if EMBEDDING in held)
+    held["lm_head.weight"] = held[EMBEDDING].to(head)
+    held[EMBEDDING] = held[EMBEDDING].to(embedding)
+    save_file(held, os.path.join(loaded, name), metadata={"format": "pt"})
+    if len(files) > 1:
+        index = json.load(open(os.path.join(loaded, INDEX)))
+        index["weight_map"]["lm_head.weight"] = name
+        json.dump(index, open(os.path.join(loaded, INDEX), "w"))
+    return loaded
 
 
 @pytest.mark.parametrize("family,shard", [("llama", "1GB"), ("qwen2", SHARD), ("qwen3", "1GB")])

@@ -1,0 +1,103 @@
+// Which files of a model directory an export copies.
+#include "common/model/other_files.h"
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "common/base/file.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/status_matchers.h"
+
+namespace stemma {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::IsOk;
+using testing::StatusIs;
+
+class OtherFilesTest : public ::testing::Test {
+ protected:
+  void Write(const std::string& name, const std::string& text = "{}") {
+    ASSERT_THAT(WriteFile(folder_ / name, text), IsOk());
+  }
+  std::vector<std::string> Found() {
+    const auto found = FindOtherFiles(folder_.path());
+    EXPECT_THAT(found, IsOk());
+    std::vector<std::string> names;
+    if (found.ok()) {
+      for (const auto& [name, path] : found->top) names.push_back(name);
+    }
+    return names;
+  }
+
+  const testing::TempFolder folder_;
+};
+
+TEST_F(OtherFilesTest, EveryTokenizersFilesAreFound) {
+  for (const char* name : {"config.json",
+                           "generation_config.json",
+                           "tokenizer.json",
+                           "tokenizer.4.0.0.json",
+                           "tokenizer.model",
+                           "tokenizer.model.v3",
+                           "tokenizer_config.json",
+                           "special_tokens_map.json",
+                           "added_tokens.json",
+                           "vocab.json",
+                           "vocab.txt",
+                           "merges.txt",
+                           "tekken.json",
+                           "qwen.tiktoken",
+                           "tiktoken.model",
+                           "spiece.model",
+                           "sentencepiece.bpe.model",
+                           "chat_template.jinja",
+                           "chat_template.json",
+                           "preprocessor_config.json",
+                           "processor_config.json"}) {
+    EXPECT_TRUE(IsOtherFile(name, /*has_code=*/false)) << name;
+  }
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "notes.txt",
+                           "tokenizer.pkl", "tokenizer.models", "optimizer.pt", "my.model", "train.py"}) {
+    EXPECT_FALSE(IsOtherFile(name, /*has_code=*/false)) << name;
+  }
+}
+
+TEST_F(OtherFilesTest, CodeIsCopiedWhereTheTokenizerNamesSome) {
+  Write("train.py", "");
+  EXPECT_THAT(Found(), IsEmpty());
+  Write("tokenizer_config.json");
+  EXPECT_THAT(Found(), ElementsAre("tokenizer_config.json"));
+  fs::rename(folder_ / "tokenizer_config.json", folder_ / "blob");  // a hub cache's snapshot has links
+  ASSERT_THAT(WriteFile(folder_ / "blob", R"({"auto_map": {"AutoTokenizer": ["train.T", null]}})"), IsOk());
+  fs::create_symlink("blob", folder_ / "tokenizer_config.json");
+  EXPECT_THAT(Found(), ElementsAre("tokenizer_config.json", "train.py"));
+}
+
+TEST_F(OtherFilesTest, FurtherChatTemplatesLieInTheirFolder) {
+  fs::create_directory(folder_ / kChatTemplatesFolder);
+  for (const char* name : {"tool_use.jinja", "rag.jinja", "notes.txt", ".hidden.jinja"}) {
+    Write(std::string(kChatTemplatesFolder) + "/" + name, "");
+  }
+  const auto found = FindOtherFiles(folder_.path());
+  ASSERT_THAT(found, IsOk());
+  EXPECT_THAT(found->top, IsEmpty());
+  ASSERT_EQ(found->chat_templates.size(), 2u);
+  EXPECT_THAT(found->chat_templates.at("tool_use.jinja"), HasSubstr("/additional_chat_templates/tool_use.jinja"));
+  EXPECT_TRUE(found->chat_templates.contains("rag.jinja"));
+}
+
+TEST_F(OtherFilesTest, ALinkThatLeadsNowhereIsToldIfItIsOneOfThem) {
+  fs::create_symlink("nothing", folder_ / "notes.txt");
+  EXPECT_THAT(Found(), IsEmpty());
+  fs::create_symlink("nothing", folder_ / "tekken.json");
+  EXPECT_THAT(FindOtherFiles(folder_.path()).status(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("tekken.json")));
+}
+
+}  // namespace
+}  // namespace stemma
