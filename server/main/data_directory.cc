@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -54,12 +55,19 @@ absl::Status WriteHolder(int fd, const std::string& text) {
   return absl::OkStatus();
 }
 
+// Returns the absolute path. The system follows a link before it goes up from it, so `..` is not cut off by the letter.
+fs::path Named(const std::string& path, std::error_code& error) {
+  const fs::path absolute = fs::absolute(path, error);
+  const bool goes_up = std::find(absolute.begin(), absolute.end(), "..") != absolute.end();
+  return goes_up && !error ? fs::weakly_canonical(absolute, error) : absolute.lexically_normal();
+}
+
 }  // namespace
 
 absl::StatusOr<DataDirectory> DataDirectory::Open(const std::string& path) {
   if (path.empty()) return absl::InvalidArgumentError("is empty: name a directory");
   std::error_code error;
-  const fs::path data = fs::absolute(path, error).lexically_normal();
+  const fs::path data = Named(path, error);
   const int made = error ? error.value() : MakeFolders(data.string());
   if (made != 0) return absl::InvalidArgumentError(absl::StrCat("cannot be created: ", ErrorText(made)));
   if (!fs::is_directory(data, error)) return absl::InvalidArgumentError("is not a directory");

@@ -1,6 +1,8 @@
 #include "server/protocol/checkpoint_rules.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -33,6 +35,8 @@ std::vector<const KnownCheckpoint*> SoundNewestFirst(const JournalState& state) 
                    [](const KnownCheckpoint* a, const KnownCheckpoint* b) { return a->step() > b->step(); });
   return sound;
 }
+
+double After(double seconds) { return std::nextafter(seconds, std::numeric_limits<double>::infinity()); }
 
 }  // namespace
 
@@ -81,6 +85,12 @@ WeightsBase ChooseBase(const JournalState& state, bool replays) {
 bool GivesUpSteps(const JournalState& state, const WeightsBase& base, uint64_t step, bool replays) {
   if (!replays) return base.step != step;
   return IsInsideKept(state, base.step) || !CanRecompute(state, base.step);
+}
+
+double SavedAtSeconds(const JournalState& state, absl::Time now) {
+  double saved_at_s = absl::ToDoubleSeconds(now - absl::UnixEpoch());
+  for (const KnownCheckpoint& known : state.checkpoints()) saved_at_s = std::max(saved_at_s, After(known.saved_at_s()));
+  return saved_at_s;
 }
 
 std::string FurthestOfNewestLineage(std::span<const KnownCheckpoint> found) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "stemma/internal/v1/journal.pb.h"
 #include "stemma/internal/v1/worker.pb.h"
 
@@ -48,6 +49,10 @@ WeightsBase ChooseBase(const internal::v1::JournalState& state, bool replays);
 // Whether a recovery that begins with `base` cannot bring the weights back to `step`, where the ranks were: the lineage
 // ends.
 bool GivesUpSteps(const internal::v1::JournalState& state, const WeightsBase& base, uint64_t step, bool replays);
+
+// Returns the time that a checkpoint says it was saved at, in seconds since 1970: later than that of any other, so
+// that a clock that was put back does not make the newest lineage look older than one that was left.
+double SavedAtSeconds(const internal::v1::JournalState& state, absl::Time now);
 
 // Returns the furthest checkpoint of the lineage that was saved last, with which a new journal begins by itself; empty:
 // there is none. Within a lineage steps say what is newer, whatever the clock said.

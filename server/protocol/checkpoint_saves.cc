@@ -103,7 +103,7 @@ void CheckpointSaves::Start(const std::string& job, const SaveJob& work) {
   manifest.set_step(p_.lineage.step());
   manifest.set_weight_version(p_.lineage.weight_version());
   manifest.set_journal_row(p_.history.last_row());
-  manifest.set_saved_at_s(absl::ToDoubleSeconds(p_.out.time_of_day() - absl::UnixEpoch()));
+  manifest.set_saved_at_s(SavedAtSeconds(p_.history.state(), p_.out.time_of_day()));
   manifest.set_pinned(request.pinned());
   *manifest.mutable_config() = p_.gang.config();
   const std::string what = absl::StrCat("checkpoint ", manifest.name());

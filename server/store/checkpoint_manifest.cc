@@ -17,6 +17,7 @@ namespace {
 namespace json = google::protobuf::util;
 
 constexpr size_t kExcerptBytesMax = 200;
+constexpr char kOtherVersionAdvice[] = ": use the program that wrote it, or a newer one, or move the folder away";
 // The longest manifest that EncodeManifest makes holds fewer: each takes four bytes or more.
 constexpr int64_t kValuesMax = int64_t{kManifestBytesMax} / 4;
 
@@ -56,9 +57,8 @@ absl::Status CheckVersion(std::string_view text) {
   const auto version = value.find("version");
   if (version == value.end()) return absl::InvalidArgumentError("has no version");
   if (version->is_number_unsigned() && version->get<uint64_t>() == kManifestVersion) return absl::OkStatus();
-  const std::string text_of_error =
-      absl::StrCat("has the version ", JsonExcerpt(*version), ", this program reads ", kManifestVersion,
-                   ": use the program that wrote it, or a newer one, or move the folder away");
+  const std::string text_of_error = absl::StrCat("has the version ", JsonExcerpt(*version), ", this program reads ",
+                                                 kManifestVersion, kOtherVersionAdvice);
   // The number says nothing where the manifest is damaged, which the first version could not show.
   const bool is_first =
       version->is_number_unsigned() && version->get<uint64_t>() == kUnsealedVersion && text.find(kSealKey) == text.npos;
@@ -100,8 +100,10 @@ absl::StatusOr<internal::v1::CheckpointManifest> DecodeManifest(std::string_view
   const auto status = json::JsonStringToMessage({text.data(), text.size()}, &manifest, json::JsonParseOptions());
   manifest.clear_seal();
   if (status.ok()) return manifest;
-  return absl::InvalidArgumentError(
-      absl::StrCat("is no manifest: ", Shortened(status.message().ToString(), kExcerptBytesMax)));
+  // The seal says that it is as it was written: by a newer version, which has a key of run.yaml that this one has not.
+  return absl::FailedPreconditionError(absl::StrCat(
+      "was written by another version of Stemma: ", Shortened(status.message().ToString(), kExcerptBytesMax),
+      kOtherVersionAdvice));
 }
 
 }  // namespace stemma::server

@@ -2,6 +2,7 @@
 What a server finds that someone has to see to ends it with 2."""
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import resource
@@ -273,6 +274,39 @@ def test_d2_a_checkpoint_of_another_version_is_left_to_it_whatever_is_resumed(tm
     folder.rename(tmp_path / "old")
     with Cluster(data=tmp_path / "data", worker=False):
         pass
+
+
+def add_config_key(manifest):
+    """Makes it one of a version whose run.yaml has a key more, sealed as that version would."""
+    text = manifest.read_text().replace('"config":{', '"config":{"later":1,', 1)
+    begin = text.index('"seal":"') + len('"seal":"')
+    zeros = text[:begin] + "0" * 64 + text[begin + 64:]
+    manifest.write_text(text[:begin] + hashlib.sha256(zeros.encode()).hexdigest() + text[begin + 64:])
+
+
+def test_d2_checkpoints_of_a_newer_version_are_not_given_up_for_an_older_one(tmp_path):
+    data = tmp_path / "data"
+    with Cluster(data=data) as cluster:
+        for name in ("first", "second"):
+            Request().send(cluster.stub)
+            cluster.stub.SaveCheckpoint(_proto.SaveCheckpointRequest(name=name), timeout=60)
+        cluster.kill()
+    manifest = data / "checkpoints/second/manifest.json"
+    written = manifest.read_text()
+    add_config_key(manifest)
+    for flags in ((), ("--durability", "rewind")):
+        code, text = start(tmp_path, *GOOD, *flags, data=data)
+        assert code == 2 and "second/manifest.json: was written by another version of Stemma" in text and "later" in text, text
+    manifest.write_text(written)
+    with Cluster(data=data) as cluster:
+        assert cluster.model().step == 2
+
+
+def test_d2_a_path_that_goes_up_from_a_link_is_the_systems(tmp_path):
+    (tmp_path / "disk/run").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk/run")
+    with Cluster(data=f"{tmp_path}/link/../data", worker=False):
+        assert (tmp_path / "disk/data/journal").is_dir() and not (tmp_path / "data").exists()
 
 
 def test_d2_a_users_files_in_the_data_directory_stay(tmp_path):

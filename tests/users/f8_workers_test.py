@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 
@@ -43,6 +44,24 @@ def test_f8_a_worker_outlives_its_server_and_serves_the_next_one_as_a_new_incarn
         assert Request().send(cluster.stub).result.steps[0].step == 1
         again = joined(cluster.said()[said_before:])
         assert len(first) == len(again) == 1 and first != again, cluster.said()
+
+
+def test_f8_a_worker_whose_file_was_replaced_comes_back_as_the_new_one(tmp_path):
+    """As an upgrade does it: the build that runs is gone, and on a mesh one that was installed since would be refused."""
+    worker = tmp_path / "stemma-worker"
+    shutil.copy(BUILD / "bin/stemma-worker", worker)
+    with Cluster(worker=False) as cluster:
+        process = cluster.worker = subprocess.Popen([worker, "--server", cluster.worker_address, "--worker-secret-file", cluster.secret_file,
+                                                     "--die-with-parent", "--threads", "1"], stderr=cluster.log)
+        wait_for(lambda: cluster.state() == "IDLE", "the worker")
+        shutil.copy(BUILD / "bin/stemma-worker", tmp_path / "new")
+        (tmp_path / "new").rename(worker)
+        assert os.readlink(f"/proc/{process.pid}/exe").endswith(" (deleted)"), "control"
+        cluster.server.kill()
+        cluster.server.wait(60)
+        cluster.restart_server()
+        wait_for(lambda: cluster.state() == "IDLE", "the worker to come back")
+        assert os.readlink(f"/proc/{process.pid}/exe") == str(worker) and process.poll() is None
 
 
 def test_f8_a_worker_inside_a_wave_comes_back_too():

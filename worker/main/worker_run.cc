@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <random>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -29,6 +30,9 @@ constexpr absl::Duration kPause = absl::Seconds(2);  // between sessions: a serv
 // A worker runs fewer, beside those of its compute.
 constexpr size_t kThreads = 16;
 
+// What the kernel puts behind the path of a program whose file is not there any more.
+constexpr std::string_view kDeleted = " (deleted)";
+
 std::string RandomIncarnation() {
   std::random_device random;
   return absl::StrFormat("%08x%08x", random(), random());
@@ -50,12 +54,14 @@ int ExitCodeOf(const absl::Status& status) {
   for (const std::string& argument : options.argv) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
   std::error_code error;
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  // The file was replaced by another, as an upgrade does: it is the one to go on with.
+  if (self.ends_with(kDeleted)) self.resize(self.size() - kDeleted.size());
   CloseDescriptorsAtExec();  // Gloo's, and those of who writes stacks, are opened to outlive it
   // What this process told CUDA and NCCL (worker/parallel/cuda_environment.h) is no operator's choice to the next one.
   for (const char* name : options.open_variables) unsetenv(name);
   if (!error) execv(self.c_str(), arguments.data());
-  execv("/proc/self/exe", arguments.data());  // the file was replaced meanwhile
+  execv("/proc/self/exe", arguments.data());  // the file is gone
   LOG(ERROR) << "cannot start anew: " << strerror(errno);
   _exit(1);
 }

@@ -29,6 +29,20 @@ TEST(FurthestOfNewestLineageTest, OfLineagesTheOneThatWasSavedLastCounts) {
   EXPECT_EQ(FurthestOfNewestLineage({}), "");
 }
 
+// The clock was a year ahead while the lineage that was left saved.
+TEST(FurthestOfNewestLineageTest, AClockThatWasPutBackMakesNoLineageOlder) {
+  internal::v1::JournalState state;
+  const absl::Time now = absl::FromUnixSeconds(1'800'000'000);
+  EXPECT_EQ(SavedAtSeconds(state, now), 1.8e9);
+  *state.add_checkpoints() = Known("before", "A", 2, 1.7e9);
+  EXPECT_EQ(SavedAtSeconds(state, now), 1.8e9);
+  *state.add_checkpoints() = Known("left", "Z", 90, 1.83e9);
+  const double saved_s = SavedAtSeconds(state, now);
+  EXPECT_GT(saved_s, 1.83e9);
+  EXPECT_LT(saved_s, 1.83e9 + 1);
+  EXPECT_EQ(FurthestOfNewestLineage(std::vector{Known("left", "Z", 90, 1.83e9), Known("new", "B", 1, saved_s)}), "new");
+}
+
 TEST(FurthestOfNewestLineageTest, OfOneStepTheLastThatWasFoundCounts) {
   EXPECT_EQ(FurthestOfNewestLineage(std::vector{Known("a", "L", 6, 2), Known("b", "L", 6, 1)}), "b");
 }

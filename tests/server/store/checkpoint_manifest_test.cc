@@ -114,8 +114,14 @@ TEST(CheckpointManifestTest, AnotherVersionOrFieldIsRefusedWithWhatToDo) {
       << "the first had no seal";
   EXPECT_THAT(DecodeManifest(R"({"version":1,"seal":""})"), Invalid("has the version 1"));
   EXPECT_THAT(DecodeManifest(R"({"version":3,"later":[]})"), Invalid("this program reads 2: use the program"));
-  EXPECT_THAT(DecodeManifest(SealedObject(R"("version":2,"later":[])")), Invalid("later"));
-  EXPECT_THAT(DecodeManifest(SealedObject(R"("version":2,"config":{"later":1})")), Invalid("later"));
+  for (const char* later :
+       {R"("later":[])", R"("config":{"later":1})"}) {  // its seal is right: a newer version wrote it
+    EXPECT_THAT(DecodeManifest(SealedObject(std::string(R"("version":2,)") + later)).status(),
+                testing::StatusIs(
+                    absl::StatusCode::kFailedPrecondition,
+                    ::testing::AllOf(::testing::HasSubstr("another version of Stemma"), ::testing::HasSubstr("later"),
+                                     ::testing::HasSubstr("use the program that wrote it"))));
+  }
   EXPECT_THAT(DecodeManifest(SealedObject(R"("version":2)")), IsOk()) << "control";
 }
 
