@@ -66,6 +66,15 @@ absl::Status CheckVersion(std::string_view text) {
                                           : absl::InvalidArgumentError(text_of_error);
 }
 
+// Tells whether fields that this version does not know are all that is wrong with a text whose seal is right: a newer one has
+// more keys in run.yaml.
+bool HasFieldsOfAnother(std::string_view text) {
+  json::JsonParseOptions options;
+  options.ignore_unknown_fields = true;
+  internal::v1::CheckpointManifest manifest;
+  return json::JsonStringToMessage({text.data(), text.size()}, &manifest, options).ok();
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> EncodeManifest(const internal::v1::CheckpointManifest& manifest) {
@@ -100,10 +109,10 @@ absl::StatusOr<internal::v1::CheckpointManifest> DecodeManifest(std::string_view
   const auto status = json::JsonStringToMessage({text.data(), text.size()}, &manifest, json::JsonParseOptions());
   manifest.clear_seal();
   if (status.ok()) return manifest;
-  // The seal says that it is as it was written: by a newer version, which has a key of run.yaml that this one has not.
-  return absl::FailedPreconditionError(absl::StrCat(
-      "was written by another version of Stemma: ", Shortened(status.message().ToString(), kExcerptBytesMax),
-      kOtherVersionAdvice));
+  const std::string problem = Shortened(status.message().ToString(), kExcerptBytesMax);
+  if (!HasFieldsOfAnother(text)) return absl::InvalidArgumentError(absl::StrCat("is no manifest: ", problem));
+  return absl::FailedPreconditionError(
+      absl::StrCat("was written by another version of Stemma: ", problem, kOtherVersionAdvice));
 }
 
 }  // namespace stemma::server

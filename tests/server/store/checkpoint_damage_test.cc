@@ -14,6 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::IsOk;
+using testing::StatusIs;
 using testing::TempFolder;
 
 namespace fs = std::filesystem;
@@ -180,13 +181,14 @@ TEST_F(CheckpointDamageTest, AHostileManifestIsRefused) {
         with("\"config.json\"", "\"empty\""), with("\"4000\"", "\"4001\""),
         with("\"4000\"", "\"18446744073709551615\""), with("\"4000\"", "\"99999999999999999999\""),
         with("\"4000\"", "-1"), with("\"4000\"", "1e300"), with("\"version\":2", "\"version\":2,\"version\":2"),
-        with("\"name\":\"a\"", "\"name\":\"a\",\"extra\":1"), std::string(100000, '['), std::string("{}"),
-        std::string(), text.substr(0, text.size() / 2), text + text}) {
+        std::string(100000, '['), std::string("{}"), std::string(), text.substr(0, text.size() / 2), text + text}) {
     SetBytes(Path("manifest.json"), hostile);
     const absl::Status status = store_.Verify("a", "").status();
     EXPECT_EQ(ErrorReason(status), "CORRUPT_CHECKPOINT") << hostile.substr(0, 200) << ": " << status;
     EXPECT_LT(status.message().size(), 1000u);
   }
+  SetBytes(Path("manifest.json"), with("\"name\":\"a\"", "\"name\":\"a\",\"extra\":1"));
+  EXPECT_THAT(store_.Verify("a", "").status(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("extra")));
   std::string damaged = text;
   damaged[damaged.find("\"version\":2") + 10] = '3';
   SetBytes(Path("manifest.json"), damaged);

@@ -171,7 +171,8 @@ TEST(CheckpointManifestTest, DamagedTextsEndInAnAnswer) {
       ArrangeParts(read->parts()).IgnoreError();
     } else {
       ++refused;
-      EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument) << "seed " << seed;
+      const bool has_other_fields = absl::IsFailedPrecondition(read.status());
+      EXPECT_TRUE(has_other_fields || absl::IsInvalidArgument(read.status())) << "seed " << seed;
     }
     EXPECT_FALSE(DecodeManifest(DrawnContent(seed, 200)).ok()) << "seed " << seed;
   }
