@@ -66,8 +66,8 @@ absl::Status CheckVersion(std::string_view text) {
                                           : absl::InvalidArgumentError(text_of_error);
 }
 
-// Tells whether fields that this version does not know are all that is wrong with a text whose seal is right: a newer one has
-// more keys in run.yaml.
+// Tells whether fields that this version does not know are all that is wrong with a text whose seal is right: a newer
+// one has more keys in run.yaml.
 bool HasFieldsOfAnother(std::string_view text) {
   json::JsonParseOptions options;
   options.ignore_unknown_fields = true;
