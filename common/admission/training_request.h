@@ -1,5 +1,5 @@
 // One validated request with its payload. Built by RequestBuilder, then constant: the server holds a payload once and
-// everything that needs it shares it. One that is `refused` is only held to what was accepted before.
+// everything that needs it shares it. One that is `refused` is only compared with what was accepted.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct TrainingRequest {
   uint64_t num_rollouts = 0;
   uint64_t num_tokens = 0;  // prompts once per group, and responses
   uint64_t bytes = 0;       // of the groups as messages
-  // Why it is not accepted, though it has a digest: this server's rules may be newer, or its limits lower, than those
-  // that a request was accepted by which its client sends again.
+  // Why it is not accepted. A client may send again what was accepted by older rules or higher limits: that is
+  // answered.
   absl::Status refused;
 };
 

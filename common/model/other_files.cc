@@ -65,6 +65,12 @@ bool HasCode(const std::string& directory) {
   return text.ok() && absl::StrContains(*text, "\"auto_map\"");
 }
 
+// Tells whether a file of this name is one; `has_code`: the tokenizer names Python code (auto_map).
+bool IsOtherFile(std::string_view name, bool has_code) {
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end() || IsTokenizer(name) ||
+         name.ends_with(".tiktoken") || (has_code && name.ends_with(".py"));
+}
+
 absl::StatusOr<FilesByName> FindChatTemplates(const std::string& directory) {
   FilesByName templates;
   const std::string folder = absl::StrCat(directory, "/", kChatTemplatesFolder);
@@ -79,11 +85,6 @@ absl::StatusOr<FilesByName> FindChatTemplates(const std::string& directory) {
 }
 
 }  // namespace
-
-bool IsOtherFile(std::string_view name, bool has_code) {
-  return std::find(kNames.begin(), kNames.end(), name) != kNames.end() || IsTokenizer(name) ||
-         name.ends_with(".tiktoken") || (has_code && name.ends_with(".py"));
-}
 
 absl::StatusOr<OtherFiles> FindOtherFiles(const std::string& directory) {
   OtherFiles files;

@@ -4,7 +4,6 @@
 
 #include <map>
 #include <string>
-#include <string_view>
 
 #include "absl/status/statusor.h"
 
@@ -23,9 +22,5 @@ struct OtherFiles {
 
 // `directory`: resolved. Errors: those of the file system, of links that lead nowhere too.
 absl::StatusOr<OtherFiles> FindOtherFiles(const std::string& directory);
-
-// Whether a file of this name beside the weights is one of `top`; `has_code`: its tokenizer names Python code
-// (auto_map).
-bool IsOtherFile(std::string_view name, bool has_code);
 
 }  // namespace stemma

@@ -38,34 +38,36 @@ class OtherFilesTest : public ::testing::Test {
   const testing::TempFolder folder_;
 };
 
-TEST_F(OtherFilesTest, EveryTokenizersFilesAreFound) {
-  for (const char* name : {"config.json",
-                           "generation_config.json",
-                           "tokenizer.json",
-                           "tokenizer.4.0.0.json",
-                           "tokenizer.model",
-                           "tokenizer.model.v3",
-                           "tokenizer_config.json",
-                           "special_tokens_map.json",
-                           "added_tokens.json",
-                           "vocab.json",
-                           "vocab.txt",
-                           "merges.txt",
-                           "tekken.json",
-                           "qwen.tiktoken",
-                           "tiktoken.model",
-                           "spiece.model",
-                           "sentencepiece.bpe.model",
-                           "chat_template.jinja",
-                           "chat_template.json",
-                           "preprocessor_config.json",
-                           "processor_config.json"}) {
-    EXPECT_TRUE(IsOtherFile(name, /*has_code=*/false)) << name;
+TEST_F(OtherFilesTest, EveryTokenizersFilesAreFoundAndNoOthers) {
+  const std::vector<std::string> files = {"added_tokens.json",
+                                          "chat_template.jinja",
+                                          "chat_template.json",
+                                          "config.json",
+                                          "generation_config.json",
+                                          "merges.txt",
+                                          "preprocessor_config.json",
+                                          "processor_config.json",
+                                          "qwen.tiktoken",
+                                          "sentencepiece.bpe.model",
+                                          "special_tokens_map.json",
+                                          "spiece.model",
+                                          "tekken.json",
+                                          "tiktoken.model",
+                                          "tokenizer.4.0.0.json",
+                                          "tokenizer.json",
+                                          "tokenizer.model",
+                                          "tokenizer.model.v3",
+                                          "tokenizer_config.json",
+                                          "video_preprocessor_config.json",
+                                          "vocab.json",
+                                          "vocab.txt"};
+  for (const std::string& name : files) Write(name);
+  for (const char* name :
+       {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "notes.txt", "tokenizer.pkl",
+        "tokenizer.models", "optimizer.pt", "my.model", "train.py", ".hidden.json"}) {
+    Write(name);
   }
-  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "notes.txt",
-                           "tokenizer.pkl", "tokenizer.models", "optimizer.pt", "my.model", "train.py"}) {
-    EXPECT_FALSE(IsOtherFile(name, /*has_code=*/false)) << name;
-  }
+  EXPECT_THAT(Found(), ::testing::ElementsAreArray(files));
 }
 
 TEST_F(OtherFilesTest, CodeIsCopiedWhereTheTokenizerNamesSome) {
