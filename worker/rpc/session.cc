@@ -43,6 +43,14 @@ bool ConnectedWithin(grpc::Channel& channel, int milliseconds) {
   return channel.WaitForConnected(gpr_time_from_millis(milliseconds, GPR_TIMESPAN));
 }
 
+void WaitForServer(grpc::Channel& channel, const std::string& server) {
+  if (ConnectedWithin(channel, kFirstWaitMs)) return;
+  do {
+    LOG(WARNING) << "no server at " << server << " yet; trying again, at most " << kRedialMsMax / 1000
+                 << " s after each try";
+  } while (!ConnectedWithin(channel, kWaitLineMs));
+}
+
 std::shared_ptr<grpc::Channel> Dial(const std::string& server) {
   gpr_set_log_function(LogOfGrpc);
   grpc::ChannelArguments arguments;
@@ -58,21 +66,7 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& server) {
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kRedialMsMax);
   // http_proxy of the environment is for other traffic: the server is in the workers' own network.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // Else a channel would share the connection of the one before, and what that waits for.
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
-}
-
-// Dials until a server answers. A channel waits between its tries by the wall clock: where that is put back, a new one
-// need not wait until it has caught up.
-std::shared_ptr<grpc::Channel> DialUntilConnected(const std::string& server) {
-  std::shared_ptr<grpc::Channel> channel = Dial(server);
-  for (int wait_ms = kFirstWaitMs; !ConnectedWithin(*channel, wait_ms); wait_ms = kWaitLineMs) {
-    LOG(WARNING) << "no server at " << server << " yet; trying again, at most " << kRedialMsMax / 1000
-                 << " s after each try";
-    if (wait_ms == kWaitLineMs) channel = Dial(server);
-  }
-  return channel;
 }
 
 WorkerMessage RegisterMessage(const SessionOptions& options, const std::string& address) {
@@ -239,7 +233,8 @@ struct Session {
 }  // namespace
 
 SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
-  auto session = std::make_unique<Session>(DialUntilConnected(options.server));
+  auto session = std::make_unique<Session>(Dial(options.server));
+  WaitForServer(*session->channel, options.server);
   const std::string address = OwnAddress(options);
   LOG(INFO) << "registers at " << options.server << " as " << options.incarnation;
   session->Open(options.secret);
