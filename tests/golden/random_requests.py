@@ -179,4 +179,4 @@ class Draw:
         rewards = {}
         for row in step.rows_of(self.request_):
             if "reward" in row.rollout:
-                row.rollout["reward"] = rewards.setdefault((row.stat_group, row.sample), row.rollout["reward"])
+                row.rollout["reward"] = rewards.setdefault(row.sample, row.rollout["reward"])
