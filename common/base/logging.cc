@@ -3,8 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
+#include <optional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -21,7 +24,13 @@ namespace stemma {
 namespace {
 
 constexpr char kTimeFormat[] = "%Y-%m-%dT%H:%M:%E3SZ";
+constexpr int64_t kNoRank = -1;
 constexpr int kNoStderr = google::NUM_SEVERITIES;  // above every severity: glog itself writes nothing there
+
+std::atomic<int64_t>& LogRank() {
+  static std::atomic<int64_t> rank = kNoRank;
+  return rank;
+}
 
 const char* LevelName(LogLevel level) {
   switch (level) {
@@ -103,7 +112,9 @@ class StderrSink final : public google::LogSink {
   StderrSink(std::string program, LogFormat format) : program_(std::move(program)), format_(format) {}
   void send(google::LogSeverity severity, const char*, const char*, int, const google::LogMessageTime&,
             const char* message, size_t size) override {
-    const std::string line = LogLine(format_, RealClock().Now(), LevelOf(severity), program_, {message, size});
+    const int64_t rank = LogRank();
+    const std::string line = LogLine(format_, RealClock().Now(), LevelOf(severity), program_, {message, size},
+                                     rank == kNoRank ? std::nullopt : std::optional<uint32_t>(rank));
     LastLines::Get().Add(line);
     WriteLine(format_, program_, line);
   }
@@ -126,13 +137,15 @@ std::map<std::string, LogLevel> LogLevels() {
 }
 
 std::string LogLine(LogFormat format, absl::Time time, LogLevel level, std::string_view program,
-                    std::string_view message) {
+                    std::string_view message, std::optional<uint32_t> rank) {
   const std::string stamp = absl::FormatTime(kTimeFormat, time, absl::UTCTimeZone());
   if (format == LogFormat::kText) {
-    return absl::StrCat(stamp, " ", absl::AsciiStrToUpper(LevelName(level)), " ", WithoutControls(message));
+    const std::string who = rank.has_value() ? absl::StrCat("rank ", *rank, ": ") : "";
+    return absl::StrCat(stamp, " ", absl::AsciiStrToUpper(LevelName(level)), " ", who, WithoutControls(message));
   }
-  const nlohmann::ordered_json line = {
-      {"time", stamp}, {"level", LevelName(level)}, {"program", program}, {"pid", getpid()}, {"message", message}};
+  nlohmann::ordered_json line = {{"time", stamp}, {"level", LevelName(level)}, {"program", program}, {"pid", getpid()}};
+  if (rank.has_value()) line["rank"] = *rank;
+  line["message"] = message;
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
@@ -149,6 +162,8 @@ void StartLogging(std::string_view program, const LogOptions& options) {
   IgnorePipeSignal();
   google::AddLogSink(new StderrSink(name, options.format));  // as long as the process: threads log until its end
 }
+
+void SetLogRank(uint32_t rank) { LogRank() = rank; }
 
 std::string LastLogLines() { return LastLines::Get().Text(); }
 

@@ -5,10 +5,18 @@
 //   2026-01-31T08:15:30.123Z INFO worker 00ff is ready
 //   {"time":"2026-01-31T08:15:30.123Z","level":"info","program":"stemma-server","pid":12,"message":"worker 00ff is
 //   ready"}
+//
+// Once a worker knows its rank of several, its lines say it: several often share one stderr.
+//
+//   2026-01-31T08:15:31.456Z INFO rank 2: has met the other ranks of 4
+//   {"time":"2026-01-31T08:15:31.456Z","level":"info","program":"stemma-worker","pid":34,"rank":2,"message":"has met
+//   the other ranks of 4"}
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -29,13 +37,16 @@ struct LogOptions {
 };
 
 // Formats a line, without its end. Line ends in the message become spaces in text and \n in JSON; other control
-// characters \x1b and \u009b, or as JSON has them.
+// characters \x1b and \u009b, or as JSON has them. `rank`: of the worker that speaks, where there are several.
 std::string LogLine(LogFormat format, absl::Time time, LogLevel level, std::string_view program,
-                    std::string_view message);
+                    std::string_view message, std::optional<uint32_t> rank = std::nullopt);
 
 // Sends what glog gets to stderr in that form, from now until the process ends, which SIGPIPE ends no more. Call once,
 // early in main.
 void StartLogging(std::string_view program, const LogOptions& options);
+
+// Has the lines of this process name the rank that it is, from now on. Thread-safe.
+void SetLogRank(uint32_t rank);
 
 // Returns the newest kLastLines lines of the log, as they were written, for who looks for the reason of a loss.
 // Thread-safe.

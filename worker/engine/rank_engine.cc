@@ -13,6 +13,7 @@
 #include "common/base/cgroup.h"
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
+#include "common/base/logging.h"
 #include "common/base/mesh.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
@@ -76,6 +77,7 @@ absl::StatusOr<MeshRanks> Connect(const Device& device, const internal::v1::Conf
     return absl::InvalidArgumentError(absl::StrCat("the server's mesh of ", ranks, " has no rank ", configure.rank()));
   }
   if (ranks == 1) return OnlyRank();
+  SetLogRank(configure.rank());
   if (address.empty()) {
     return absl::InvalidArgumentError(
         "no address of this host is known at which the other workers reach it: give it "
@@ -86,7 +88,7 @@ absl::StatusOr<MeshRanks> Connect(const Device& device, const internal::v1::Conf
   ASSIGN_OR_RETURN(const std::shared_ptr<const Transport> transport, device.MakeTransport());
   ASSIGN_OR_RETURN(MeshRanks connected,
                    ConnectMesh(*rendezvous, configure.config().mesh(), configure.rank(), kv_replicas, *transport));
-  LOG(INFO) << "rank " << configure.rank() << " of " << ranks << " has met the others";
+  LOG(INFO) << "has met the other ranks of " << ranks;
   return connected;
 }
 

@@ -14,11 +14,13 @@ std::string StepText(const internal::v1::StepKey& key) {
 }  // namespace
 
 std::string StepLine(const internal::v1::StepKey& key, const PassSums& sums) {
-  std::string line =
-      absl::StrCat(StepText(key), ": prefix forward ", HumanSeconds(sums.prefix_forward_s), ", ", sums.waves,
-                   sums.waves == 1 ? " wave " : " waves ", HumanSeconds(sums.suffix_s), ", prefix backward ",
-                   HumanSeconds(sums.prefix_backward_s), "; ", sums.tokens_computed, " of ", sums.tokens_logical,
-                   " rows computed; peak ", HumanBytes(static_cast<double>(sums.peak_bytes())), " above the state");
+  std::string line = absl::StrCat(StepText(key), ": prefix forward ", HumanSeconds(sums.prefix_forward_s), ", ",
+                                  sums.waves, sums.waves == 1 ? " wave " : " waves ", HumanSeconds(sums.suffix_s),
+                                  ", prefix backward ", HumanSeconds(sums.prefix_backward_s));
+  if (sums.tokens_logical > 0) {
+    absl::StrAppend(&line, "; ", sums.tokens_computed, " of ", sums.tokens_logical, " rows computed");
+  }
+  absl::StrAppend(&line, "; peak ", HumanBytes(static_cast<double>(sums.peak_bytes())), " above the state");
   const int64_t copied = sums.offload.bytes_out + sums.offload.bytes_in;
   if (copied > 0) absl::StrAppend(&line, "; ", HumanBytes(static_cast<double>(copied)), " copied for offload");
   return line;

@@ -12,7 +12,8 @@
 namespace stemma::worker {
 
 // "step 3 of request r (k 0, attempt 1): prefix forward 12 ms, 4 waves 1.20 s, prefix backward 25 ms; 1200 of 4800 rows
-// computed; peak 12.0 MiB above the state". With offload also the bytes copied.
+// computed; peak 12.0 MiB above the state". With offload also the bytes copied. Without rows where another rank counts
+// them: one rank of each model copy (with cp, of each part of its rows) does.
 std::string StepLine(const internal::v1::StepKey& key, const PassSums& sums);
 
 // Returns "", or the warning that part of an offloaded tape stayed on the device, which the plan does not count on.

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -17,6 +19,15 @@ TEST(LoggingTest, ALineOfWordsHasTimeLevelAndText) {
             "2026-01-31T08:15:30.007Z INFO worker is ready");
   EXPECT_EQ(LogLine(LogFormat::kText, kTime, LogLevel::kError, "p", "two\nlines"),
             "2026-01-31T08:15:30.007Z ERROR two lines");
+}
+
+TEST(LoggingTest, ALineOfOneOfSeveralRanksSaysWhich) {
+  const auto line = [](LogFormat format, std::optional<uint32_t> rank) {
+    return LogLine(format, kTime, LogLevel::kInfo, "p", "is ready", rank);
+  };
+  EXPECT_EQ(line(LogFormat::kText, 0), "2026-01-31T08:15:30.007Z INFO rank 0: is ready");
+  EXPECT_EQ(nlohmann::json::parse(line(LogFormat::kJson, 3))["rank"], 3);
+  EXPECT_FALSE(nlohmann::json::parse(line(LogFormat::kJson, std::nullopt)).contains("rank"));
 }
 
 TEST(LoggingTest, ALineOfWordsCommandsNoTerminal) {

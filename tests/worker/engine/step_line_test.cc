@@ -31,6 +31,14 @@ TEST(StepLineTest, SaysPhasesSecondsWavesRowsAndBytes) {
   EXPECT_NE(line.find("; 2.00 MiB copied for offload"), std::string::npos) << line;
 }
 
+TEST(StepLineTest, ARankWhoseRowsAnotherCountsNamesNone) {
+  PassSums sums;
+  sums.prefix_backward_s = 0.5;
+  sums.prefix_forward_bytes = 1 << 20;
+  const std::string line = StepLine({}, sums);
+  EXPECT_NE(line.find("prefix backward 500 ms; peak 1.00 MiB above the state"), std::string::npos) << line;
+}
+
 TEST(KeptLineTest, SaysWhatOffloadFoundNoHostMemoryFor) {
   internal::v1::StepKey key;
   key.set_step(3);
