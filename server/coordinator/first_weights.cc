@@ -35,7 +35,8 @@ absl::StatusOr<std::string> ChooseNewest(const Storage& storage) {
       ReasonsOf(storage.left_out()), "; copy it here again as a whole, or begin anew from --model with --resume none"));
 }
 
-WeightsBase ChooseBaseThatIsThere(bool replays, const Storage& storage) {
+// The journal's state with the checkpoints alone that are there.
+internal::v1::JournalState WithFoundCheckpoints(const Storage& storage) {
   internal::v1::JournalState state = storage.state();
   auto& known = *state.mutable_checkpoints();
   known.erase(std::remove_if(known.begin(), known.end(),
@@ -43,7 +44,7 @@ WeightsBase ChooseBaseThatIsThere(bool replays, const Storage& storage) {
                                return !IsFound(storage, checkpoint.name());
                              }),
               known.end());
-  return ChooseBase(state, replays);
+  return state;
 }
 
 }  // namespace
@@ -64,12 +65,15 @@ absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Stora
 }
 
 std::string ChooseFirst(const std::string& resumed, bool replays, const Storage& storage) {
-  return resumed.empty() ? ChooseBaseThatIsThere(replays, storage).checkpoint : resumed;
+  return resumed.empty() ? ChooseBase(WithFoundCheckpoints(storage), replays).checkpoint : resumed;
 }
 
 absl::Status CheckKeptRequests(bool replays, const Storage& storage) {
   if (!replays) return absl::OkStatus();
-  return storage.CheckKeptVersions(ChooseBaseThatIsThere(replays, storage).step);
+  internal::v1::JournalState state = WithFoundCheckpoints(storage);
+  // What is marked damaged may have been put back since, and only a server that has started verifies it again.
+  for (internal::v1::KnownCheckpoint& known : *state.mutable_checkpoints()) known.clear_damage();
+  return storage.CheckKeptVersions(ChooseBase(state, replays).step);
 }
 
 }  // namespace stemma::server

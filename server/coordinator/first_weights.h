@@ -20,7 +20,8 @@ absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Stora
 std::string ChooseFirst(const std::string& resumed, bool replays, const Storage& storage);
 
 // Refuses to recover from requests that another version of this program kept: FailedPrecondition, which names the
-// first. Its steps, computed by other rules, would be others than those that clients were told of.
+// first. Its steps, computed by other rules, would be others than those that clients were told of. Where a checkpoint
+// that is marked damaged covers them, the server starts: it cannot serve, but verify a copy that was put back.
 absl::Status CheckKeptRequests(bool replays, const Storage& storage);
 
 }  // namespace stemma::server

@@ -40,6 +40,18 @@ absl::Status JournalIsOld(const std::string& data_directory, const std::string& 
 }
 
 // Returns the error with what it is about before its text.
+// `any_of_this`: this version kept some of those requests too, so that neither version reads all of them.
+absl::Status KeptByAnother(const std::string& name, bool any_of_this) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("spool/", name,
+                   " of --data holds a request whose steps are still to be computed, kept by another version of "
+                   "Stemma, which may count otherwise: ",
+                   any_of_this ? "this version kept later ones; put a checkpoint of a later step back into "
+                                 "checkpoints/ from a backup"
+                               : "start the version that kept it, let it end what is open and save a checkpoint",
+                   "; or go on from the newest checkpoint and give up all steps after it: --durability rewind"));
+}
+
 absl::Status Named(const absl::Status& error, const std::string& name) {
   absl::Status named(error.code(), absl::StrCat(name, ": ", error.message()));
   error.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) { named.SetPayload(url, payload); });
@@ -123,10 +135,15 @@ absl::Status Storage::CheckSpoolsAge() const {
 }
 
 absl::Status Storage::CheckKeptVersions(uint64_t step) const {
+  std::string of_another;
+  bool any_of_this = false;
   for (const internal::v1::KeptRequest& kept : state_.kept()) {
-    if (kept.open() || LastStep(kept) > step) RETURN_IF_ERROR(spool_.CheckVersion(kept.spool().name()));
+    if (!kept.open() && LastStep(kept) <= step) continue;
+    ASSIGN_OR_RETURN(const bool is_of_another, spool_.IsOfAnotherVersion(kept.spool().name()));
+    if (is_of_another && of_another.empty()) of_another = kept.spool().name();
+    if (!is_of_another) any_of_this = true;
   }
-  return absl::OkStatus();
+  return of_another.empty() ? absl::OkStatus() : KeptByAnother(of_another, any_of_this);
 }
 
 absl::Status Storage::SweepSpool() const {

@@ -78,16 +78,11 @@ absl::StatusOr<SpooledRequest> Spool::Read(const internal::v1::SpoolFile& file) 
   return ReadSpooled(*opened, path, file, message_bytes_max_);
 }
 
-absl::Status Spool::CheckVersion(const std::string& name) const {
+absl::StatusOr<bool> Spool::IsOfAnotherVersion(const std::string& name) const {
   ASSIGN_OR_RETURN(const std::string path, PathOf(name));
   const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
   const std::string magic = file.ok() ? SpoolMagicOf(*file) : "";
-  if (magic.empty() || magic == kSpoolMagic) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      path,
-      " holds a request whose steps are still to be computed, kept by another version of Stemma, which may count "
-      "otherwise: start the version that kept it, let it end what is open and save a checkpoint; or go on without "
-      "those steps: --durability rewind"));
+  return !magic.empty() && magic != kSpoolMagic;
 }
 
 absl::Status Spool::Remove(const std::string& name) const {

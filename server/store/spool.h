@@ -35,8 +35,9 @@ class Spool {
                                                 const RequestPlan& plan, const v1::Mesh& mesh) const;
   // Errors: CORRUPT_SPOOL - the file is damaged, missing, or another one; names it.
   absl::StatusOr<SpooledRequest> Read(const internal::v1::SpoolFile& file) const;
-  // Refuses a file that another version of this program kept: FailedPrecondition. Nothing else is looked at.
-  absl::Status CheckVersion(const std::string& name) const;
+  // Tells whether another version of this program kept the file. Nothing else is looked at; one that is missing or
+  // damaged is of this version.
+  absl::StatusOr<bool> IsOfAnotherVersion(const std::string& name) const;
   // Returns OK too when there is no such file.
   absl::Status Remove(const std::string& name) const;
   // Returns the names of the spooled requests, sorted; other files are none.

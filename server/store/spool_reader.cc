@@ -114,11 +114,12 @@ absl::Status ReadMessages(HashedInput& input, const std::string& path, uint64_t 
                           TrainingRequest& request, SpooledRequest& spooled) {
   ASSIGN_OR_RETURN(const std::string_view magic, input.Take(kSpoolMagic.size()));
   if (magic != kSpoolMagic) {
-    return MakeError(Reason::kCorruptSpool,
-                     absl::StrCat(path,
-                                  ": holds a request that another version of Stemma kept, which may count "
-                                  "otherwise: start that version, or go on without its steps: --durability "
-                                  "rewind"));
+    return MakeError(
+        Reason::kCorruptSpool,
+        absl::StrCat(path,
+                     ": holds a request that another version of Stemma kept, which may count otherwise; a "
+                     "checkpoint of a later step makes it useless: put one that is damaged or missing back "
+                     "from a backup and verify it (stemma checkpoint verify)"));
   }
   internal::v1::SpooledHead head;
   ASSIGN_OR_RETURN(const uint64_t head_bytes, input.TakeLength());

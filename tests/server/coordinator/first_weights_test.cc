@@ -178,10 +178,30 @@ TEST_F(KeptOfAnotherVersionTest, IsRefusedWhereItsStepsWouldBeComputed) {
     SetBytes(Spooled(step), kOfAnother);
     EXPECT_THAT(CheckKeptRequests(/*replays=*/true, *Open()),
                 StatusIs(absl::StatusCode::kFailedPrecondition,
-                         AllOf(HasSubstr("spool/" + SpoolName(step) + " holds"), HasSubstr("--durability rewind"))));
+                         AllOf(HasSubstr("spool/" + SpoolName(step) + " of"), HasSubstr("from a backup"),
+                               HasSubstr("--durability rewind"))))
+        << "the other request is of this version";
     EXPECT_THAT(CheckKeptRequests(/*replays=*/false, *Open()), IsOk()) << "nothing is computed again";
     SetBytes(Spooled(step), kOfThisVersion);
   }
+  SetBytes(Spooled(10), kOfAnother);
+  SetBytes(Spooled(11), kOfAnother);
+  EXPECT_THAT(CheckKeptRequests(/*replays=*/true, *Open()),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("start the version that kept it")));
+}
+
+// Only a server that has started verifies a copy that was put back.
+TEST_F(KeptOfAnotherVersionTest, IsNotRefusedWhereADamagedCheckpointHasItsSteps) {
+  SetBytes(Spooled(9), kOfAnother);
+  {
+    internal::v1::JournalRow row;
+    row.mutable_checkpoint_changed()->set_name("step-9");
+    row.mutable_checkpoint_changed()->set_damage("a byte");
+    absl::StatusOr<Journal> journal = Journal::Open(folder_.path());
+    ASSERT_THAT(journal, IsOk());
+    ASSERT_THAT(journal->Append(2, row.SerializeAsString(), /*settles=*/true), IsOk());
+  }
+  EXPECT_THAT(CheckKeptRequests(/*replays=*/true, *Open()), IsOk());
 }
 
 }  // namespace
