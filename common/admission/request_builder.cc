@@ -55,11 +55,13 @@ absl::Status RequestBuilder::Add(v1::GroupPart& part) {
   return absl::OkStatus();
 }
 
-// Keeps of the header what the end of the stream is held against.
+// Keeps of the header its names, and what the end of the stream is held against.
 void RequestBuilder::KeepOnlyNames() {
   request_.groups = {};
   v1::UpdateHeader header;
   if (request_.update.has_num_groups()) header.set_num_groups(request_.update.num_groups());
+  header.mutable_request()->set_request_id(request_.update.request().request_id());
+  header.mutable_request()->set_validate_only(request_.update.request().validate_only());
   request_.update = std::move(header);
   request_.log_prob = v1::LogProbHeader();
   kept_bytes_ = name_bytes_;
@@ -244,6 +246,15 @@ absl::StatusOr<std::shared_ptr<const TrainingRequest>> RequestBuilder::Finish() 
   request_.digest = DigestOf(request_.update, request_.groups);  // of what was sent: before rewards become advantages
   if (request_.kind == TrainingRequest::Kind::kUpdate) request_.refused = CheckUpdate();
   return std::make_shared<const TrainingRequest>(std::move(request_));
+}
+
+std::shared_ptr<const TrainingRequest> RequestBuilder::Refused(const absl::Status& why) const {
+  const bool told = HasReason(why, Reason::kLimitExceeded) || HasReason(why, Reason::kInvalidRequest);
+  if (!told || request_.update.request().request_id().empty()) return nullptr;
+  auto request = std::make_shared<TrainingRequest>();
+  *request->update.mutable_request() = request_.update.request();
+  request->refused = why;
+  return request;
 }
 
 }  // namespace stemma

@@ -35,6 +35,10 @@ class RequestBuilder {
   // Once, after the client closed its stream.
   absl::StatusOr<std::shared_ptr<const TrainingRequest>> Finish();
 
+  // Returns what is known of a request that Add or Finish refused by its limits or rules, for whoever may know its id;
+  // null: that is not what `why` says, or it has no id.
+  std::shared_ptr<const TrainingRequest> Refused(const absl::Status& why) const;
+
   // Returns about how many bytes the kept parts take.
   uint64_t kept_bytes() const { return kept_bytes_; }
 

@@ -1,5 +1,6 @@
 // One validated request with its payload. Built by RequestBuilder, then constant: the server holds a payload once and
-// everything that needs it shares it. One that is `refused` is only compared with what was accepted.
+// everything that needs it shares it. One that is `refused` is only compared with what was accepted; where it was not
+// read to its end, by its id alone.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ struct TrainingRequest {
   v1::UpdateHeader update;     // kUpdate
   v1::LogProbHeader log_prob;  // kLogProb
   std::vector<v1::PromptGroup> groups;
-  std::string digest;      // SHA-256 of the request (common/base/digest.h)
+  std::string digest;      // SHA-256 of the request (common/base/digest.h); empty: it was not read to its end
   uint64_t num_steps = 1;  // optimizer steps; 1 of a log-prob pass
   uint64_t num_rollouts = 0;
   uint64_t num_tokens = 0;  // prompts once per group, and responses

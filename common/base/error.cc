@@ -143,6 +143,12 @@ absl::Status FromRpcStatus(const google::rpc::Status& status) {
   return result;
 }
 
+absl::Status WithMessage(const absl::Status& error, std::string_view message) {
+  absl::Status told(error.code(), absl::string_view(message.data(), message.size()));
+  error.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) { told.SetPayload(url, payload); });
+  return told;
+}
+
 std::string ErrorReason(const absl::Status& status) {
   const google::rpc::Status rpc_status = ToRpcStatus(status);
   google::rpc::ErrorInfo info;

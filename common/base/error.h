@@ -41,6 +41,9 @@ absl::Status MakeError(Reason reason, const std::string& message, const ErrorDet
 absl::Status RelayError(absl::StatusCode code, const std::string& reason, const std::string& message,
                         const ErrorDetails& details = {});
 
+// Returns the error with another text; its code and all that travels with it stay.
+absl::Status WithMessage(const absl::Status& error, std::string_view message);
+
 // "" when the status carries none.
 std::string ErrorReason(const absl::Status& status);
 bool HasReason(const absl::Status& status, Reason reason);

@@ -52,12 +52,6 @@ absl::Status KeptByAnother(const std::string& name, bool any_of_this) {
                    "; or go on from the newest checkpoint and give up all steps after it: --durability rewind"));
 }
 
-absl::Status Named(const absl::Status& error, const std::string& name) {
-  absl::Status named(error.code(), absl::StrCat(name, ": ", error.message()));
-  error.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) { named.SetPayload(url, payload); });
-  return named;
-}
-
 // Tells whether the folder may have an entry whose name `counts`: one that is there and cannot be read may.
 bool MayHaveEntry(const std::string& folder, bool (*counts)(const std::string& name)) {
   std::error_code error;
@@ -112,7 +106,8 @@ absl::Status Storage::FoldRows(uint64_t requests_kept) {
     if (row.has_snapshot()) snapshot_bytes_ = entry.body.size();
     row_bytes_ = row.has_snapshot() ? 0 : row_bytes_ + entry.body.size();
     if (const absl::Status folded = FoldRow(row, requests_kept, state_); !folded.ok()) {
-      return Named(folded, absl::StrCat("row ", entry.n, " of the journal in ", data_directory_));
+      return WithMessage(folded, absl::StrCat("row ", entry.n, " of the journal in ", data_directory_, ": ",
+                                              std::string(folded.message())));
     }
   }
   RETURN_IF_ERROR(CheckJournalState(state_));

@@ -78,6 +78,13 @@ absl::Status RequestIdReusedError(const std::string& id) {
                    "(GetRequest, client.attach): go on from it, or give each new request an id of its own"));
 }
 
+absl::Status RefusedButKnownError(const absl::Status& refused, const std::string& id) {
+  return WithMessage(
+      refused, absl::StrCat(std::string(refused.message()), "; a request ", id,
+                            " was accepted before: if it is this one, ask for its outcome by that id (GetRequest, "
+                            "client.attach), and do not send it under another"));
+}
+
 std::string ExportsFolder(const std::string& data_directory) { return absl::StrCat(data_directory, "/exports"); }
 
 std::string ExportPath(const std::string& data_directory, const std::string& name) {

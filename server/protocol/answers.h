@@ -14,6 +14,9 @@ namespace stemma::server {
 // Returns what an id that no record has is answered: it is no id, its record is no longer kept, or it never was.
 absl::Status UnknownRequestError(const RequestTable& table, const std::string& id);
 absl::Status RequestIdReusedError(const std::string& id);
+// Adds to a refusal that a request of this id was accepted: who takes the refusal for its outcome, and sends the
+// rollouts under another id, trains on them twice.
+absl::Status RefusedButKnownError(const absl::Status& refused, const std::string& id);
 
 std::string ExportsFolder(const std::string& data_directory);
 // Where an export of this name stands, or is to stand.

@@ -29,6 +29,7 @@ void ClientCalls::OnSubmit(const SubmitEvent& event) {
   const TrainingRequest& request = *event.request;
   const bool update = request.kind == TrainingRequest::Kind::kUpdate;
   const bool validate_only = request.header().validate_only();
+  if (!request.refused.ok() && request.digest.empty()) return p_.out.Reply(event.call, RefusedUnread(request));
   if (update && !validate_only && (AnswerRepeat(event) || JoinArrival(event))) return;
   if (!request.refused.ok()) return p_.out.Reply(event.call, request.refused);
   // First, because a lineage that is gone never comes back, and a server that is not serving may.
@@ -42,6 +43,14 @@ void ClientCalls::OnSubmit(const SubmitEvent& event) {
   arrival.request = event.request;
   arrival.senders.push_back({.call = event.call, .wait = WaitOf(request.header())});
   Receive(std::move(arrival));
+}
+
+absl::Status ClientCalls::RefusedUnread(const TrainingRequest& request) const {
+  const std::string& id = request.header().request_id();
+  if (request.header().validate_only()) return request.refused;
+  if (p_.jobs.table().IsExpired(id)) return UnknownRequestError(p_.jobs.table(), id);
+  const bool known = p_.jobs.table().Find(id) != nullptr || p_.arrivals.Find(id) != nullptr;
+  return known ? RefusedButKnownError(request.refused, id) : request.refused;
 }
 
 bool ClientCalls::AnswerRepeat(const SubmitEvent& event) {

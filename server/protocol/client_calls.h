@@ -28,6 +28,8 @@ class ClientCalls {
   void OnPlanned(const PlannedEvent& event);
 
  private:
+  // Returns why a request is refused that was not read to its end, so that nobody can tell whether it is a repeat.
+  absl::Status RefusedUnread(const TrainingRequest& request) const;
   // True: the id was seen before and the call is answered, or waits.
   bool AnswerRepeat(const SubmitEvent& event);
   // True: the same id is being planned, and the call is answered, or waits.

@@ -47,12 +47,12 @@ void RequestReader::OnReadDone(bool ok) {
   timer_.Stop();
   if (ended_) return;
   if (ok) {
-    if (const absl::Status status = Take(); !status.ok()) return End(status);
+    if (const absl::Status status = Take(); !status.ok()) return Refuse(status);
     return ReadNext();
   }
   auto request = builder_.Finish();
   share_.Release();  // from here on the request counts as work in flight
-  if (!request.ok()) return End(request.status());
+  if (!request.ok()) return Refuse(request.status());
   if (!ended_.exchange(true)) hooks_.submit(GivenBackOnceDropped(*std::move(request)));
 }
 
@@ -79,6 +79,13 @@ absl::Status RequestReader::Take() {
   if (held > builder_.kept_bytes() + kDroppedBytes) malloc_trim(0);
   RETURN_IF_ERROR(status);
   return share_.Set(builder_.kept_bytes());
+}
+
+void RequestReader::Refuse(const absl::Status& status) {
+  std::shared_ptr<const TrainingRequest> request = builder_.Refused(status);
+  if (request == nullptr) return End(status);
+  share_.Release();
+  if (!ended_.exchange(true)) hooks_.submit(std::move(request));
 }
 
 void RequestReader::End(const absl::Status& status) {

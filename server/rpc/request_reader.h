@@ -36,7 +36,7 @@ class RequestReader {
   struct Hooks {
     std::function<void(grpc::ByteBuffer*)> start_read;
     std::function<void(const absl::Status&)> refuse;
-    std::function<void(std::shared_ptr<const TrainingRequest>)> submit;
+    std::function<void(std::shared_ptr<const TrainingRequest>)> submit;  // may be one that is refused
   };
 
   RequestReader(TrainingRequest::Kind kind, const RequestRules& rules, Hooks hooks);
@@ -52,6 +52,8 @@ class RequestReader {
   absl::Status Take();
   absl::StatusOr<v1::GroupPart> Decode();
   void End(const absl::Status& status);
+  // Ends with what the builder said.
+  void Refuse(const absl::Status& status);
 
   const Hooks hooks_;
   RequestBuilder builder_;

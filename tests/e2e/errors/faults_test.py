@@ -140,6 +140,27 @@ def test_a_repeat_is_answered_though_the_server_that_came_since_would_not_accept
         assert refusal(lambda: request.send(cluster.stub)).reason == "LIMIT_EXCEEDED"
 
 
+@pytest.mark.parametrize("limits, reason", [("rollouts: 1", "LIMIT_EXCEEDED"), ("string_bytes: 1", "INVALID_REQUEST")])
+def test_a_refusal_of_what_is_not_read_to_its_end_says_that_its_id_was_accepted(limits, reason):
+    """Whether it is a repeat is not known then: its digest is not."""
+    with Cluster(config="limits: {}\n", flags=("--dtype", "fp64")) as cluster:
+        request = Request()
+        request.send(cluster.stub)
+        cluster.server.send_signal(signal.SIGTERM)
+        cluster.server.wait(60)
+        (cluster.root / "run.yaml").write_text(f"limits:\n  {limits}\n")
+        cluster.restart()
+        known = refusal(lambda: request.send(cluster.stub))
+        assert known.reason == reason and known.message.endswith("and do not send it under another"), known.message
+        assert f"a request {request.id} was accepted before" in known.message
+        request.header["request"]["validate_only"] = True
+        assert "was accepted" not in refusal(lambda: request.send(cluster.stub)).message
+        request.header["request"]["validate_only"] = False
+        request.header["request"]["request_id"] = "new"
+        new = refusal(lambda: request.send(cluster.stub))
+        assert new.reason == reason and "was accepted" not in new.message, new.message
+
+
 def test_a_call_that_ends_early_does_not_end_its_request(cluster):
     request = Request()
     request.header["request"]["request_id"] = "early"
