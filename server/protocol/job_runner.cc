@@ -93,7 +93,13 @@ std::optional<LoadedRequest> JobRunner::TakeKept(const internal::v1::KeptRequest
   if (taken->ok()) return **std::move(taken);
   const absl::Status why = taken->status();
   const std::string text = absl::StrCat("request ", kept.request_id(), ", which is to be computed, cannot be ");
-  if (!absl::IsResourceExhausted(why)) {
+  if (absl::IsFailedPrecondition(why)) {  // its file is whole
+    membership_->Stop(MakeError(
+        Reason::kCorruptSpool,
+        absl::StrCat(text, "planned for these workers: ", std::string(why.message()),
+                     "; start the version, or on the mesh, that began it, or go on without its steps: --durability "
+                     "rewind")));
+  } else if (!absl::IsResourceExhausted(why)) {
     membership_->Stop(MakeError(Reason::kCorruptSpool, absl::StrCat(text, "read back: ", std::string(why.message()))));
   } else if (kept.steps().empty()) {  // it was read, and a plan for these workers finds no room
     UpdateRecord& record = *p_.jobs.table().Find(kept.request_id());

@@ -32,6 +32,7 @@
 //   > hung SECONDS                            (what comes in the next SECONDS is handled at their end, all at once)
 //   > submit CALL ID [steps=K] [payload=TEXT] [wait=MS] [expect=STEP] [empty=K] [empty_from=K] [for_log_probs=K]
 //            [max_norm=C] [skip] [validate] [pass] [bytes=N] [results] [trace=K] [slow=SECONDS] [needs=BYTES] [refused]
+//            [by_ranks]                         (other ranks have other mini-batches of it)
 //   > save CALL [NAME] [state=TEXT] [pinned] [lineage=L]   > load CALL [NAME] [lineage=L]   > checkpoints CALL
 //   > verify CALL NAME   > pin CALL NAME   > unpin CALL NAME   > delete CALL NAME
 //   > staged JOB [fail] [session=S]           > saved JOB [weights=DIGEST] [fail] [session=S]

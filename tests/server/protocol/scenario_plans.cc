@@ -57,9 +57,10 @@ uint64_t Number(const std::string& text) {
 Command::Command(const std::string& line) {
   for (const std::string& word : std::vector<std::string>(absl::StrSplit(line, ' ', absl::SkipEmpty()))) {
     const std::vector<std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
-    const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" || word == "absent" ||
-                      word == "exists" || word == "moving" || word == "pinned" || word == "old" ||
-                      ((word == "results" || word == "refused") && !words.empty() && words[0] == "submit");
+    const bool flag =
+        word == "skip" || word == "validate" || word == "pass" || word == "fail" || word == "absent" ||
+        word == "exists" || word == "moving" || word == "pinned" || word == "old" ||
+        ((word == "results" || word == "refused" || word == "by_ranks") && !words.empty() && words[0] == "submit");
     if (parts.size() == 2)
       options[parts[0]] = parts[1];
     else if (flag)
@@ -72,6 +73,7 @@ Command::Command(const std::string& line) {
 absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, uint32_t num_ranks) {
   RequestPlan result;
   const v1::UpdateHeader& header = request.update;
+  if (header.loss().has_clip_ratio_high()) result.repeats = num_ranks;
   result.report.set_budget_bytes(500);
   result.report.set_peak_bytes(static_cast<uint64_t>(header.loss().clip_ratio_c()));
   if (header.has_ref() || header.has_old()) {
@@ -116,6 +118,7 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   common.set_validate_only(command.Has("validate"));
   header.set_ppo_epochs(static_cast<uint32_t>(command.Get("steps", 1)));
   request->num_steps = header.ppo_epochs();
+  if (command.Has("by_ranks")) header.mutable_loss()->set_clip_ratio_high(1);
   if (command.Has("slow")) header.set_ppo_mini_batch_size(command.Get("slow", 0));
   if (command.Has("needs")) header.mutable_loss()->set_clip_ratio_c(static_cast<double>(command.Get("needs", 0)));
   if (command.Has("empty")) header.set_seed(command.Get("empty", 0));
