@@ -17,6 +17,17 @@ _UNHEARD_MAX = 4  # requests whose messages are kept: they hold their tokens
 _UNSURE = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")  # codes after which the server may have a request
 
 
+class Line:
+    """A request's line in a trace; called with the error where it could not be written and nobody else hears of it."""
+
+    def __init__(self, on_failure=None):
+        self.begin = self.end = None  # bytes of the file before it; and with it, once it is whole
+        self._on_failure = on_failure
+
+    def __call__(self, error):
+        self._on_failure(error)
+
+
 class Recording:
     """Writes each request once, however often it is sent: after a TimeoutError it goes out again under the same id.
 
@@ -36,19 +47,23 @@ class Recording:
 
         stacklevel  of warn, for the caller
         """
-        if self._recorder is None or not self._memory.is_new(request_id, _digest(parts)):
+        if self._recorder is None:
             return
-        later = {"on_failure": lambda error: self._failed(request_id, parts, error, stacklevel=1)} if self._tells_later else {}
+        claim = object()
+        line = Line(lambda error: self._failed(request_id, parts, claim, error, stacklevel=1))
+        later = {"on_failure": line} if self._tells_later else {}
         try:
-            self._recorder.write_parts(parts, **later)
+            if self._memory.is_new(request_id, _digest(parts), claim):
+                self._recorder.write_parts(parts, **later)
         except BaseException as error:
-            self._failed(request_id, parts, error, stacklevel + 1)
+            if line.end is None:  # else it was interrupted behind the end of its line
+                self._failed(request_id, parts, claim, error, stacklevel + 1)
             if not isinstance(error, Exception):
                 raise
 
-    def _failed(self, request_id, parts, error, stacklevel):
+    def _failed(self, request_id, parts, claim, error, stacklevel):
         """Takes back that a request was written, and warns, unless the error ends the process and so is heard of."""
-        self._memory.forget(request_id)
+        self._memory.forget(request_id, claim)
         if not isinstance(error, Exception):
             self._memory.keep(request_id, parts)
             return
@@ -88,24 +103,29 @@ class _Memory:
     have, and the recorder has not."""
 
     def __init__(self):
-        self._digests, self._parts = {}, {}  # by request_id, in the order in which they came
+        self._digests, self._parts = {}, {}  # by request_id, in the order in which they came; (digest, claim), and messages
         self._unheard = {}  # likewise: the digest of what a server may have, None where it may have one of several
         self._lock = threading.RLock()  # a signal's handler may send a request, too
 
-    def is_new(self, request_id, digest):
+    def is_new(self, request_id, digest, claim):
         """Whether this payload is not the last of the id, and then makes it so. A server takes another one under an id whose
-        weights are lost."""
+        weights are lost.
+
+        claim   an object of the caller's own, by which forget() knows that this call made it so
+        """
         with self._lock:
             self._parts.pop(request_id, None)
             self._unheard.pop(request_id, None)
-            if self._digests.get(request_id) == digest:
+            if request_id in self._digests and self._digests[request_id][0] == digest:
                 return False
-            _add(self._digests, request_id, digest, _IDS_MAX)
+            _add(self._digests, request_id, (digest, claim), _IDS_MAX)
             return True
 
-    def forget(self, request_id):
+    def forget(self, request_id, claim):
+        """Takes back what is_new() of this claim did."""
         with self._lock:
-            self._digests.pop(request_id, None)
+            if request_id in self._digests and self._digests[request_id][1] is claim:
+                del self._digests[request_id]
 
     def keep(self, request_id, parts):
         """Keeps the messages, but not under an id that has a payload, nor those of two payloads under one id: which of the two a

@@ -10,7 +10,7 @@ import threading
 from typing import Any, Dict, Iterator, List, Tuple
 
 from . import _arrays, _json, _proto
-from ._recording import warn
+from ._recording import Line, warn
 from ._update import update_parts
 
 SCHEMA = "stemma.trace.v1"
@@ -32,9 +32,9 @@ class TraceWriter:
         """
         self._file = open(path, "wb", buffering=0)  # a buffer would write later what a failed line left in it
         self._lock = threading.RLock()  # a signal's handler may write while its thread does
-        self._lines = []  # (pieces, on_failure): the one that is being written, and those that handlers brought meanwhile
-        self._num_bytes, self._torn = 0, False  # of the whole lines; whether a part of one lies behind them
-        self._write([_dumps({"schema": SCHEMA})])
+        self._lines = []  # (pieces, Line): the one that is being written, and those that handlers brought meanwhile
+        self._line = _whole(0)  # the last that was begun; where it has no end, a part of it may lie behind the others
+        self._write([_dumps({"schema": SCHEMA})], Line())
 
     def write(self, groups_to_send, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
               seed=None, **header) -> None:
@@ -68,7 +68,8 @@ class TraceWriter:
                 where = f"groups[{num_groups - 1}].rollouts[{num_rollouts}]"
                 pieces += ["," if num_rollouts else "", _dumps(_rollout(rollout, as_numbers, where))]
                 num_rollouts += 1
-        self._write([*pieces, "]}]}" if num_groups else "]}"], on_failure or _warn_of)
+        line = on_failure if isinstance(on_failure, Line) else Line(on_failure or _warn_of)
+        self._write([*pieces, "]}]}" if num_groups else "]}"], line)
 
     def close(self) -> None:
         """Ends the file. A line that another thread is writing comes to its end first; one that the caller's own thread is writing,
@@ -83,54 +84,55 @@ class TraceWriter:
     def __exit__(self, *_):
         self.close()
 
-    def _write(self, pieces, on_failure=None):
+    def _write(self, pieces, line):
         """Writes a line, or nothing of it. A large one is not joined: it would be held twice. Of a signal's handler, which finds
         its thread in the middle of a line, the thread writes it next.
 
-        pieces      of it, ASCII
-        on_failure  as for write_parts
+        pieces  of it, ASCII
+        line    told of a handler's that fails
         """
         _check_length(sum(map(len, pieces)))
         with self._lock:
             if self._lines:
-                self._lines.append((pieces, on_failure))
+                self._lines.append((pieces, line))
                 return
             failed = []
             try:
-                self._lines.append((pieces, None))
+                self._lines.append((pieces, line))
                 while self._lines:
                     try:
-                        self._write_line(self._lines[0][0])
+                        self._write_line(*self._lines[0])
                     except BaseException as error:
                         failed.append((self._lines[0][1], error))
                     del self._lines[0]
             finally:
                 self._lines.clear()
-        _tell(failed)
+        _tell(failed, line)
 
-    def _write_line(self, pieces):
+    def _write_line(self, pieces, line):
         self._cut()
-        num_bytes = self._num_bytes + sum(map(len, pieces)) + 1
+        line.begin = self._line.end
+        end = line.begin + sum(map(len, pieces)) + 1
         try:
-            self._torn = True
+            self._line = line
             for piece in (*pieces, "\n"):
                 left = memoryview(piece.encode())
                 while left:
                     left = left[self._file.write(left):]  # a disk that is nearly full takes a part
-            if not self._torn:  # whoever closed the file in the meantime has cut the line
+            line.end = end  # in one step: whatever interrupts finds a line that is whole, or one that is not
+            if self._line is not line:  # whoever closed the file in the meantime has cut the line
+                line.end = None
                 raise ValueError("the trace was closed before the end of the line")
-            self._num_bytes = num_bytes
-            self._torn = False
         except BaseException:
             self._try_cut()
             raise
 
     def _cut(self):
         """Takes back what was written of a line that did not come to its end; OSError where no file can be cut, as a pipe."""
-        if self._torn:
-            os.ftruncate(self._file.fileno(), self._num_bytes)
-            self._file.seek(self._num_bytes)
-            self._torn = False
+        if self._line.end is None:
+            os.ftruncate(self._file.fileno(), self._line.begin)
+            self._file.seek(self._line.begin)
+            self._line = _whole(self._line.begin)
 
     def _try_cut(self):
         """Cuts where the file can be cut, and is open."""
@@ -163,17 +165,25 @@ def read(path) -> Iterator[Tuple[Dict[str, Any], List[Dict[str, Any]]]]:
         begun = True
 
 
-def _tell(failed):
+def _whole(end):
+    """What stands before a first line: lines that end there."""
+    line = Line()
+    line.begin = line.end = end
+    return line
+
+
+def _tell(failed, own):
     """Tells each handler what kept its line from being written, and raises what ends the process, or else the own line's error.
 
-    failed      (on_failure, error) of each line; the own one's on_failure is None
+    failed  (line, error) of each
+    own     the line of the caller, which is not told
     """
     try:
-        for on_failure, error in failed:
-            if on_failure is not None:
-                on_failure(error)
+        for line, error in failed:
+            if line is not own and line.end is None:
+                line(error)
     finally:
-        raised = [error for on_failure, error in failed if on_failure is None or not isinstance(error, Exception)]
+        raised = [error for line, error in failed if line is own or not isinstance(error, Exception)]
         if raised:
             raise min(raised, key=lambda error: isinstance(error, Exception))
 
