@@ -189,6 +189,8 @@ def test_g18_what_is_no_list_of_groups_is_refused_by_its_place(groups, said):
     ('{"group": 1, "prompt": 5, "response": 3, "x": ' + "[" * 100_000 + "]" * 100_000 + "}", ":1: not JSON"),
     ('{"group": 1, "prompt": 5, "response": 3, "reward": NaN}', ":1: not JSON"),
     ('{"group": 1, "prompt": 5, "response": 3, "reward": 1e400}', ":1: not JSON"),
+    ('{"group": 1, "prompt": 5, "response": 3, "reward": -1' + "0" * 309 + ".0}", ":1: not JSON"),
+    ('{"group": 1, "prompt": 5, "response": 3, "reward": 1' + "0" * 210 + "e99}", ":1: not JSON"),
     ('{"group": "\\ud83d", "prompt": 5, "response": 3}', ":1: not JSON"),
     ('{"group": 123456789012345678901, "prompt": 5, "response": 3}', ":1: group is")])
 def test_g18_broken_rollouts_are_refused_by_both_with_line_and_field(tmp_path, text, said):
@@ -246,6 +248,7 @@ def test_g18_both_take_and_refuse_the_same_files(tmp_path):
     ('{"header": {}, "groups": [{"prompt_tokens": 5}]}', "groups[0].prompt_tokens is '5'"),
     ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": [{"response_tokens": "x"}]}]}',
      "groups[0].rollouts[0].response_tokens is 'x'"), ("", "holds no request"),
+    ('{"header": {}, "groups": [{"prompt_tokens": "AAAAAAA="}]}', "groups[0].prompt_tokens is 'AAAAAAA='"),  # of 5 bytes
     ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollout": []}]}',
      ":2: groups[0].rollout: unknown field (did you mean rollouts?)"),
     ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": [{}, {"response_token": [1]}]}]}',

@@ -224,9 +224,12 @@ def _trace_length(value, where):
     if not isinstance(value, dict) and _arrays.is_array(value):
         return _array_length(value, where)
     try:
-        return len(base64.b64decode(value, validate=True)) // 4
+        data = base64.b64decode(value, validate=True)
     except (ValueError, TypeError):
-        raise ValueError(f"{where} is {str(value)[:80]!r}: must be a list of tokens, or the base64 of their bytes") from None
+        data = None
+    if data is None or len(data) % 4:
+        raise ValueError(f"{where} is {str(value)[:80]!r}: must be a list of tokens, or the base64 of their bytes")
+    return len(data) // 4
 
 
 def _read(path):

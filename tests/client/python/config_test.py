@@ -106,6 +106,14 @@ def test_a_schedule_takes_numpys_numbers_and_a_warm_up_that_is_everything():
     assert stemma.linear(numpy.float32(1), numpy.int64(4), warmup_steps=numpy.int32(4))(numpy.int64(1)) == 0.5
 
 
+def test_a_schedule_is_the_same_for_numpys_small_numbers_which_wrap_and_round():
+    small, rate = numpy.int8, numpy.float16(0.125)
+    assert stemma.constant(rate, warmup_steps=200)(small(127)) == stemma.constant(0.125, warmup_steps=200)(127)
+    for make in (stemma.linear, stemma.cosine):
+        schedule, plain = make(rate, small(100), small(90), numpy.float16(0.25)), make(0.125, 100, 90, 0.25)
+        assert [schedule(small(step)) for step in (0, 80, 95, 127)] == [plain(step) for step in (0, 80, 95, 127)]
+
+
 @pytest.mark.parametrize("header, says", [
     ({"ppo_epochs": 2**40}, r"ppo_epochs is 1099511627776: pass a whole number from 1 to 4294967295"),
     ({"seed": 2**64}, r"seed is 18446744073709551616: pass a whole number from 0 to 18446744073709551615"),
