@@ -1,5 +1,6 @@
 """G18: what reuse saves, what fits, what a plan does, in words that people read; the first two before anything runs."""
 
+import itertools
 import json
 import random
 import re
@@ -113,6 +114,36 @@ def test_g18_the_command_and_python_agree_on_random_lengths(tmp_path):
         told = json.loads(output("bound", path, *options, "-o", "json"))
         agree(told, stemma.bound(path, model).as_dict(), f"seed {SEED + 1}, case {case}")
         agree(told, stemma.bound(groups, model).as_dict(), f"seed {SEED + 1}, case {case}")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_g18_both_read_the_same_of_what_a_config_leaves_out_or_has_as_null(tmp_path, family):
+    path, rollouts, taken = tmp_path / "config.json", tmp_path / "rollouts.jsonl", 0
+    rollouts.write_text('{"prompt": 3, "responses": [2, 0, 4]}\n')
+    for key_heads, head_size in itertools.product((4, 3, None, "absent"), (8, 4, None, "absent")):
+        config = {**TINY, "model_type": family, "hidden_size": 8, "num_key_value_heads": key_heads, "head_dim": head_size}
+        path.write_text(json.dumps({name: size for name, size in config.items() if size != "absent"}))
+        result = run("bound", rollouts, "--model", path, "-o", "json")
+        if result.returncode == 0:
+            agree(json.loads(result.stdout), stemma.bound(rollouts, path).as_dict(), config)
+            taken += 1
+        else:
+            with pytest.raises(ValueError, match=f"^{path}: num_key_value_heads is {3 if key_heads == 3 else None}"):
+                stemma.bound(rollouts, path)
+    assert taken == (12 if family == "llama" else 8)
+
+
+@pytest.mark.parametrize("changed", [
+    {"model_type": "gpt2"}, {"model_type": None}, {"hidden_size": 0}, {"vocab_size": None}, {"intermediate_size": 1.5},
+    {"num_hidden_layers": True}, {"num_attention_heads": "4"}, {"num_key_value_heads": -2}, {"num_attention_heads": 10, "head_dim": None}],
+    ids=str)
+def test_g18_a_model_that_cannot_be_counted_is_refused_by_both(tmp_path, changed):
+    path, rollouts = tmp_path / "config.json", tmp_path / "rollouts.jsonl"
+    path.write_text(json.dumps({**TINY, **changed}))
+    rollouts.write_text('{"prompt": 3, "responses": [2]}\n')
+    assert run("bound", rollouts, "--model", path).returncode == 2
+    with pytest.raises(ValueError, match=f"^{path}: {next(iter(changed))} is "):
+        stemma.bound(rollouts, path)
 
 
 def test_g18_a_trace_is_read_by_both_and_as_a_module(tmp_path):
