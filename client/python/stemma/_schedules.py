@@ -19,7 +19,8 @@ def constant(learning_rate, warmup_steps=0):
     learning_rate   after the warm-up
     warmup_steps    steps of a linear rise; the first of them has 1/warmup_steps of the rate
     """
-    return functools.partial(_constant_at, *_checked(learning_rate, warmup_steps))
+    learning_rate, warmup_steps = _checked(learning_rate, warmup_steps)
+    return functools.partial(_constant_at, learning_rate, warmup_steps)
 
 
 def _constant_at(learning_rate, warmup_steps, step):
