@@ -280,6 +280,8 @@ def test_g18_both_take_and_refuse_the_same_files(tmp_path):
     ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": [{"response_tokens": "x"}]}]}',
      "groups[0].rollouts[0].response_tokens is 'x'"), ("", "holds no request"),
     ('{"header": {}, "groups": [{"prompt_tokens": "AAAAAAA="}]}', "groups[0].prompt_tokens is 'AAAAAAA='"),  # of 5 bytes
+    ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": 5}]}', "groups[0] is \"{'prompt_tokens': [1], 'rollouts': 5}\""),
+    ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": {}}]}', "must be an object with prompt_tokens and a list of"),
     ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollout": []}]}',
      ":2: groups[0].rollout: unknown field (did you mean rollouts?)"),
     ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": [{}, {"response_token": [1]}]}]}',

@@ -346,3 +346,10 @@ def test_a_number_of_a_dict_that_float32_does_not_hold_is_refused():
 def test_a_whole_number_that_no_float_holds_is_refused_with_its_value(fields, says):
     with pytest.raises(ValueError, match=rf"^groups\[0\].rollouts\[0\].{says}"):
         checked(fields)
+
+
+def test_a_base64_mask_that_is_too_short_is_left_to_the_server():
+    tokens, above = list(range(9)), [0.0] * 8 + [0.5]
+    rollout = {"response_tokens": tokens, "old_log_probs": above, "response_mask": "/w=="}  # eight ones
+    group = encode([{"uid": "g", "prompt_tokens": [1], "rollouts": [rollout]}], checked=True)[1].group
+    assert group.rollouts[0].response_mask == b"\xff"

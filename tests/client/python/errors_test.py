@@ -105,3 +105,20 @@ def test_a_checkpoint_that_gives_old_log_probs_is_named():
     what = "is set, but only update.old from CLIENT reads it, and that is WEIGHTS; leave it out, or send what reads it"
     error = refused(f"{path} {what}", [(path, what)], lambda c: update(c, old="checkpoint:a"))
     assert 'only old="client" reads it, and that is "checkpoint:a"; leave it out' in error.message
+
+
+@pytest.mark.parametrize("lost, lost_step", [("L1", 3), ("L0", None)])
+def test_what_this_client_saw_is_told_of_its_own_lineage_alone(lost, lost_step):
+    def refuse(parts, context):
+        list(parts)
+        abort(context, grpc.StatusCode.ABORTED, "gone", "LINEAGE_MISMATCH", metadata={"lineage": "L2", "step": "1", "lost_lineage": lost})
+
+    def call(client):
+        client.model()
+        update(client)
+
+    handlers = {"UpdateActor": refuse, "GetModel": lambda *_: _proto.message_class("stemma.v1.ModelInfo")(lineage="L1", step=3)}
+    with pytest.raises(stemma.LineageLostError) as error:
+        run(handlers, call)
+    assert (error.value.lost_lineage, error.value.lost_step, error.value.lineage, error.value.step) == (lost, lost_step, "L2", 1)
+    assert ("this client saw steps up to 3 of L1" in str(error.value)) == (lost == "L1")

@@ -257,6 +257,16 @@ def test_an_accepted_payload_is_the_servers_whatever_was_sent_before(monkeypatch
     assert recorder.ids == ["r"]
 
 
+def test_what_is_lost_under_the_id_of_a_recorded_request_is_not_what_attach_finds(monkeypatch):
+    recorder = Recorder()
+    with FakeServer(FOUND) as server, stemma.Client(server.address, recorder=recorder) as client:
+        update(client, wait=False, request_id="r")
+        lose_answers(client, monkeypatch, KeyboardInterrupt())
+        interrupted(client, epochs=2)
+        client.attach("r")
+    assert recorder.ids == ["r"]
+
+
 def test_that_a_server_may_have_another_payload_is_remembered_longer_than_its_messages(monkeypatch):
     monkeypatch.setattr(_recording, "_UNHEARD_MAX", 1)
     recorder = Recorder()
