@@ -26,6 +26,13 @@ def test_tokens_are_little_endian_int32():
     assert group.rollouts[0].response_tokens == struct.pack("<2i", 258, 7)
 
 
+@pytest.mark.parametrize("make", [list, numpy.array])
+def test_the_largest_token_id_is_that_of_int32(make):
+    assert _arrays.pack_int32(make([0, 2**31 - 1])) == struct.pack("<2i", 0, 2**31 - 1)
+    with pytest.raises(ValueError, match="^has 2147483648 at 1: token ids are not negative and fit int32$"):
+        _arrays.pack_int32(make([0, 2**31]))
+
+
 def test_numbers_are_little_endian_float32():
     rollout = group_of(stemma.Rollout([8, 9], old_log_probs=[-1.25, -0.5])).rollouts[0]
     assert rollout.old_log_probs == struct.pack("<2f", -1.25, -0.5)

@@ -30,6 +30,11 @@ def failure_of(code, reason, message, applied, total, **fields):
     return error.value
 
 
+def test_an_error_of_no_request_names_no_group_and_no_field():
+    error = stemma.StemmaError("UNAVAILABLE", "", "gone")
+    assert (error.uid, error.fields, error.metadata, error.retry_after_s) == ("", [], {}, None) and str(error) == "UNAVAILABLE: gone"
+
+
 def test_a_failure_says_which_steps_were_applied_before_it():
     message = "the gradient is not finite; nothing of this step was applied"
     later = failure_of(grpc.StatusCode.FAILED_PRECONDITION, "NONFINITE_GRADIENT", message, 1, 3)
