@@ -38,6 +38,11 @@ def test_numbers_are_little_endian_float32():
     assert rollout.old_log_probs == struct.pack("<2f", -1.25, -0.5)
 
 
+def test_a_stat_group_is_sent_where_there_is_one():
+    assert group_of(stemma.Rollout([8]), stat_group="s").stat_group == "s"
+    assert not group_of(stemma.Rollout([8])).HasField("stat_group")
+
+
 def test_masks_are_bits_least_significant_first():
     mask = [1, 0, 0, 0, 0, 0, 0, 1, 0, 1]
     rollout = group_of(stemma.Rollout(list(range(10)), mask=mask)).rollouts[0]
