@@ -10,7 +10,9 @@ from stemma import _proto
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from client_test import run, status, update  # noqa: E402
-from fake_server import abort  # noqa: E402
+from fake_server import FakeServer, abort  # noqa: E402
+
+Model = _proto.message_class("stemma.v1.ModelInfo")
 
 
 def accepted(parts, _):
@@ -119,11 +121,22 @@ def test_what_this_client_saw_is_told_of_its_own_lineage_alone(lost, lost_step):
         abort(context, grpc.StatusCode.ABORTED, "gone", "LINEAGE_MISMATCH", metadata={"lineage": "L2", "step": "1", "lost_lineage": lost})
 
     def call(client):
-        client.model()
+        assert (client.model()["step"], client.model()["step"]) == (3, 1)  # an answer that is older comes later
         update(client)
 
-    handlers = {"UpdateActor": refuse, "GetModel": lambda *_: _proto.message_class("stemma.v1.ModelInfo")(lineage="L1", step=3)}
+    steps = [1, 3]
+    handlers = {"UpdateActor": refuse, "GetModel": lambda *_: Model(lineage="L1", step=steps.pop())}
     with pytest.raises(stemma.LineageLostError) as error:
         run(handlers, call)
     assert (error.value.lost_lineage, error.value.lost_step, error.value.lineage, error.value.step) == (lost, lost_step, "L2", 1)
     assert ("this client saw steps up to 3 of L1" in str(error.value)) == (lost == "L1")
+
+
+def test_a_connection_that_is_lost_has_no_reason_and_a_message_without_grpcs_words():
+    with FakeServer({"GetModel": lambda *_: Model(lineage="L1")}) as server:
+        client = stemma.Client(server.address, retries=0)
+        client.model()
+    with client, pytest.raises(stemma.StemmaError) as error:
+        client.model()
+    assert (error.value.code, error.value.reason) == ("UNAVAILABLE", "")
+    assert error.value.message.startswith(f"the connection to the server at {server.address} was lost (")
