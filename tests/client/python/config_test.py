@@ -1,5 +1,6 @@
 """Presets show what they send; schedules are the formulas that their help says."""
 
+import dataclasses
 import math
 import pickle
 
@@ -129,3 +130,13 @@ def test_a_number_out_of_range_is_told_the_range(header, says):
 def test_verls_steps_count_from_0():
     with pytest.raises(ValueError, match="^step is -1: RL steps count from 0, verl's global_steps - 1$"):
         verl.loss_from_config({"optim": {"lr": 1.0, "lr_warmup_steps": 4}}).arguments(step=-1)
+
+
+def test_an_update_is_called_with_what_verls_configuration_says():
+    update = verl.loss_from_config({
+        "shuffle": True, "data_loader_seed": 7, "ppo_mini_batch_size": 4, "ppo_epochs": 2, "router_replay": {"mode": "disabled"},
+        "qat": {"enable": False, "mode": "w4a16"}, "optim": {"lr": 0.5, "lr_warmup_steps": 4}})
+    assert update.arguments(step=2) == {
+        "loss": update.loss, "adam": dataclasses.replace(update.adam, learning_rate=0.25), "mini_batch": 4, "epochs": 2,
+        "shuffle": True, "seed": 7, "on_nonfinite": "skip"}
+    assert update.dropped == {"router_replay.mode": "off", "qat.enable": "off", "qat.mode": "of a section that is off"}

@@ -174,6 +174,11 @@ def test_a_reward_that_is_no_number_is_named_in_whichever_message_it_lies(tmp_pa
             writer.write_parts(parts)
 
 
+def test_a_line_may_be_as_long_as_the_commands_read():
+    header = pathlib.Path(__file__).parents[3] / "common" / "trace" / "trace.h"
+    assert "kTraceLineBytesMax = size_t{1} << 30;" in header.read_text() and stemma.trace._LINE_BYTES_MAX == 1 << 30
+
+
 def test_a_line_that_no_command_reads_is_refused_and_leaves_the_trace_as_it_was(tmp_path, monkeypatch):
     with TraceWriter(tmp_path / "t.jsonl") as writer:
         writer.write_parts(sent_parts(GROUPS))
