@@ -98,8 +98,9 @@ def test_a_pin_that_is_neither_true_nor_false_is_refused_before_it_is_sent(call)
 def test_a_save_whose_answer_was_lost_is_found(name, tries):
     there = Checkpoint(name=name or "step-00000003", lineage="L1", step=3, client_state_bytes=2)
     server = Losing([Checkpoint(name="b", lineage="L1", step=3, client_state_bytes=2), there])
-    out = run(server.handlers(), lambda c: c.save_checkpoint(name, client_state=b"xy"))
+    out, lineage = run(server.handlers(), lambda c: (c.save_checkpoint(name, client_state=b"xy"), c.lineage))
     assert out.name == there.name and len(server.saves) == tries
+    assert lineage == "L1", "which the client is held to from now on"
 
 
 def test_a_save_that_is_still_written_when_it_is_repeated_is_waited_for():
