@@ -71,7 +71,10 @@ def test_another_payload_under_an_id_whose_weights_are_lost_is_recorded_too():
         for options in ({}, {}, {"epochs": 2}, {"epochs": 2, "trace_step": 0}, {}):
             update(client, wait=False, request_id="r", **options)
             client._lineage = "L-2"  # a repeat may expect another lineage than the request did
-    assert recorder.ids == ["r"] * 3
+        for prompt in ([1, 2], [1, 3], [1, 3]):
+            client.submit([stemma.Group("g0", prompt, [stemma.Rollout([4], advantage=1.0)])], stemma.grpo(), stemma.adamw(1e-6),
+                          request_id="r")
+    assert recorder.ids == ["r"] * 5
 
 
 def test_clients_that_share_a_recorder_record_a_request_once():
