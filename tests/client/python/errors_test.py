@@ -114,6 +114,13 @@ def test_a_checkpoint_that_gives_old_log_probs_is_named():
     assert 'only old="client" reads it, and that is "checkpoint:a"; leave it out' in error.message
 
 
+def test_a_header_field_in_a_sentence_has_the_parameters_name():
+    what = "is in two mini-batches: put its groups next to each other, without shuffle, or raise ppo_mini_batch_size"
+    error = refused(f"groups[0].stat_group {what}", [("groups[0].stat_group", what)], update)
+    assert error.fields == [("groups[0].stat_group", what.replace("ppo_mini_batch_size", "mini_batch"))]
+    assert error.message == " ".join(error.fields[0])
+
+
 @pytest.mark.parametrize("lost, lost_step", [("L1", 3), ("L0", None)])
 def test_what_this_client_saw_is_told_of_its_own_lineage_alone(lost, lost_step):
     def refuse(parts, context):
@@ -140,3 +147,16 @@ def test_a_connection_that_is_lost_has_no_reason_and_a_message_without_grpcs_wor
         client.model()
     assert (error.value.code, error.value.reason) == ("UNAVAILABLE", "")
     assert error.value.message.startswith(f"the connection to the server at {server.address} was lost (")
+
+
+def test_only_a_request_that_is_not_known_asks_whether_the_server_is_the_same():
+    """What it says of one that it knows is its answer, also where it has other weights by then."""
+    def refuse(_, context):
+        abort(context, grpc.StatusCode.INTERNAL, "the disk is broken", "DISK")
+
+    def taken(parts, _):
+        return status(list(parts)[0].update.request.request_id, "ACCEPTED", lineage="L1")
+
+    handlers = {"UpdateActor": taken, "GetRequest": refuse, "GetModel": lambda *_: Model(lineage="L2")}
+    with pytest.raises(stemma.StemmaError, match="^INTERNAL DISK: the disk is broken$"):
+        run(handlers, update)
