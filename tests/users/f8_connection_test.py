@@ -125,6 +125,7 @@ def test_f8_what_only_this_machine_reaches_is_told_from_its_address(address, loo
 def test_f8_a_proxy_of_the_environment_is_named_where_a_server_elsewhere_does_not_answer(name, monkeypatch):
     for each in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(each, raising=False)
+    assert "The environment has" not in error_of(stemma.Client("192.0.2.1:7070", connect_timeout_s=0.1).info)
     with refused_address() as address:
         monkeypatch.setenv(name, f"http://user:secret@{address}")
         text = error_of(stemma.Client("192.0.2.1:7070", connect_timeout_s=0.3).info)

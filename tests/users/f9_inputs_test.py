@@ -95,6 +95,7 @@ REFUSED = {
     "a reward as text": (of_rollout(reward="1.0"), ["reward is '1.0': pass one number"]),
     "no log-probs": (of_rollout(old_log_probs=[]), ["rollouts[0].old_log_probs has 0 numbers for 3 response tokens: pass one"]),
     "log-probs of a batch's width": (of_rollout(ref_log_prob=torch.zeros(5)), ["ref_log_prob has 5 numbers for 3 response"]),
+    "log-probs of bools": (of_rollout(old_log_probs=numpy.array([True, False, True])), ["old_log_probs holds bool: pass a flat list"]),
     "one advantage in a tensor": (of_rollout(advantage=torch.tensor([0.5])), ["advantage has 1 number for 3 response tokens"]),
     "negated log-probs": (of_rollout(old_log_probs=[-0.5, 1.25, 3.0]),
                           ["rollouts[0].old_log_probs has 1.25 at 1: a log-prob is at most 0", "change their sign"]),

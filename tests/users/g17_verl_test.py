@@ -329,6 +329,7 @@ def test_g17_a_key_is_taken_or_dropped_or_refused_by_name():
     ({"use_kl_loss": True, "kl_loss_type": "full"}, "actor.kl_loss_type is 'full'"),
     ({"optim": {"optimizer": "Muon"}}, "actor.optim.optimizer is 'Muon'"),
     ({"optim": {"optimizer": "AdamW8bit", "optimizer_impl": "torchao.optim"}}, "actor.optim.optimizer is 'AdamW8bit'"),
+    ({"optim": {"optimizer_impl": "torchao.optim"}}, "actor.optim.optimizer_impl is 'torchao.optim'"),
     ({"optim": {"override_optimizer_config": {"amsgrad": True}}}, "has amsgrad"),
     ({"optim": {"lr_scheduler_type": "wsd"}}, "lr_scheduler_type is 'wsd'"),
     ({"optim": {"lr_scheduler_type": "cosine"}}, "total_training_steps is -1"),

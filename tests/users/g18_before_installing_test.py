@@ -1,5 +1,6 @@
 """G18: what reuse saves, what fits, what a plan does, in words that people read; the first two before anything runs."""
 
+import itertools
 import json
 import random
 import re
@@ -115,6 +116,36 @@ def test_g18_the_command_and_python_agree_on_random_lengths(tmp_path):
         agree(told, stemma.bound(groups, model).as_dict(), f"seed {SEED + 1}, case {case}")
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_g18_both_read_the_same_of_what_a_config_leaves_out_or_has_as_null(tmp_path, family):
+    path, rollouts, taken = tmp_path / "config.json", tmp_path / "rollouts.jsonl", 0
+    rollouts.write_text('{"prompt": 3, "responses": [2, 0, 4]}\n')
+    for key_heads, head_size in itertools.product((4, 3, None, "absent"), (8, 4, None, "absent")):
+        config = {**TINY, "model_type": family, "hidden_size": 8, "num_key_value_heads": key_heads, "head_dim": head_size}
+        path.write_text(json.dumps({name: size for name, size in config.items() if size != "absent"}))
+        result = run("bound", rollouts, "--model", path, "-o", "json")
+        if result.returncode == 0:
+            agree(json.loads(result.stdout), stemma.bound(rollouts, path).as_dict(), config)
+            taken += 1
+        else:
+            with pytest.raises(ValueError, match=f"^{path}: num_key_value_heads is {3 if key_heads == 3 else None}"):
+                stemma.bound(rollouts, path)
+    assert taken == (12 if family == "llama" else 8)
+
+
+@pytest.mark.parametrize("changed", [
+    {"model_type": "gpt2"}, {"model_type": None}, {"hidden_size": 0}, {"vocab_size": None}, {"intermediate_size": 1.5},
+    {"num_hidden_layers": True}, {"num_attention_heads": "4"}, {"num_key_value_heads": -2}, {"num_attention_heads": 10, "head_dim": None}],
+    ids=str)
+def test_g18_a_model_that_cannot_be_counted_is_refused_by_both(tmp_path, changed):
+    path, rollouts = tmp_path / "config.json", tmp_path / "rollouts.jsonl"
+    path.write_text(json.dumps({**TINY, **changed}))
+    rollouts.write_text('{"prompt": 3, "responses": [2]}\n')
+    assert run("bound", rollouts, "--model", path).returncode == 2
+    with pytest.raises(ValueError, match=f"^{path}: {next(iter(changed))} is "):
+        stemma.bound(rollouts, path)
+
+
 def test_g18_a_trace_is_read_by_both_and_as_a_module(tmp_path):
     trace = tmp_path / "trace.jsonl"
     for arrays in ([], ["--base64"]):
@@ -189,6 +220,8 @@ def test_g18_what_is_no_list_of_groups_is_refused_by_its_place(groups, said):
     ('{"group": 1, "prompt": 5, "response": 3, "x": ' + "[" * 100_000 + "]" * 100_000 + "}", ":1: not JSON"),
     ('{"group": 1, "prompt": 5, "response": 3, "reward": NaN}', ":1: not JSON"),
     ('{"group": 1, "prompt": 5, "response": 3, "reward": 1e400}', ":1: not JSON"),
+    ('{"group": 1, "prompt": 5, "response": 3, "reward": -1' + "0" * 309 + ".0}", ":1: not JSON"),
+    ('{"group": 1, "prompt": 5, "response": 3, "reward": 1' + "0" * 210 + "e99}", ":1: not JSON"),
     ('{"group": "\\ud83d", "prompt": 5, "response": 3}', ":1: not JSON"),
     ('{"group": 123456789012345678901, "prompt": 5, "response": 3}', ":1: group is")])
 def test_g18_broken_rollouts_are_refused_by_both_with_line_and_field(tmp_path, text, said):
@@ -246,6 +279,9 @@ def test_g18_both_take_and_refuse_the_same_files(tmp_path):
     ('{"header": {}, "groups": [{"prompt_tokens": 5}]}', "groups[0].prompt_tokens is '5'"),
     ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": [{"response_tokens": "x"}]}]}',
      "groups[0].rollouts[0].response_tokens is 'x'"), ("", "holds no request"),
+    ('{"header": {}, "groups": [{"prompt_tokens": "AAAAAAA="}]}', "groups[0].prompt_tokens is 'AAAAAAA='"),  # of 5 bytes
+    ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": 5}]}', "groups[0] is \"{'prompt_tokens': [1], 'rollouts': 5}\""),
+    ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": {}}]}', "must be an object with prompt_tokens and a list of"),
     ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollout": []}]}',
      ":2: groups[0].rollout: unknown field (did you mean rollouts?)"),
     ('{"header": {}, "groups": [{"prompt_tokens": [1], "rollouts": [{}, {"response_token": [1]}]}]}',

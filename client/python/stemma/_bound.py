@@ -117,10 +117,26 @@ class _Shape:
         self.ffn = self._size(config, "intermediate_size")
         self.vocab = self._size(config, "vocab_size")
         heads = self._size(config, "num_attention_heads")
-        head = self._size(config, "head_dim", 128 if family == "qwen3" else self.hidden // heads)
-        self.queries = heads * head
-        self.keys = self._size(config, "num_key_value_heads", heads) * head
+        self.queries = heads * self._head_size(config, family, heads)
+        self.keys = self._key_heads(config, family, heads) * self.queries // heads
         self.layer_weights = self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.ffn)
+
+    # What a config leaves out, and what null means there, is as the server reads it (common/model/model_config.cc): transformers
+    # has another number for each family.
+    def _head_size(self, config, family, heads):
+        if family == "qwen3" and "head_dim" not in config:
+            return 128
+        if config.get("head_dim") is None and self.hidden % heads:
+            raise ValueError(f"{self._source}: num_attention_heads is {heads}, which does not divide hidden_size, {self.hidden}, and "
+                             "head_dim is missing")
+        return self._size(config, "head_dim", self.hidden // heads)
+
+    def _key_heads(self, config, family, heads):
+        may_lack = family == "llama" or "num_key_value_heads" in config
+        count = self._size(config, "num_key_value_heads", heads if may_lack else None)
+        if heads % count:
+            raise ValueError(f"{self._source}: num_key_value_heads is {count}, which does not divide num_attention_heads, {heads}")
+        return count
 
     def _size(self, config, name, default=None):
         value = config.get(name)
@@ -224,9 +240,12 @@ def _trace_length(value, where):
     if not isinstance(value, dict) and _arrays.is_array(value):
         return _array_length(value, where)
     try:
-        return len(base64.b64decode(value, validate=True)) // 4
+        data = base64.b64decode(value, validate=True)
     except (ValueError, TypeError):
-        raise ValueError(f"{where} is {str(value)[:80]!r}: must be a list of tokens, or the base64 of their bytes") from None
+        data = None
+    if data is None or len(data) % 4:
+        raise ValueError(f"{where} is {str(value)[:80]!r}: must be a list of tokens, or the base64 of their bytes")
+    return len(data) // 4
 
 
 def _read(path):

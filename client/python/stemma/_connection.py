@@ -59,6 +59,7 @@ class Connection:
         self.address = _checked(address)
         self._timeout_s = connect_timeout_s
         self._reached, self._closed = False, False
+        self._owner_pid = os.getpid()
         self._looking = []  # the threads that look for a server, by their ids
         self._looking_changed = threading.Condition()
         self.channel = grpc.insecure_channel(address, options=[
@@ -105,8 +106,11 @@ class Connection:
         return self.explain(error).reason not in errors.LOADING and not any(part in (error.details() or "") for part in _UNSENT)
 
     def close(self):
-        """Ends calls under way. Lets one that looks for a server stop first: gRPC's own thread that looks would fail aloud."""
+        """Ends calls under way. Lets one that looks for a server stop first: gRPC's own thread that looks would fail aloud. In a
+        process that was forked off it leaves the channel, whose threads are the other's: gRPC would wait for them for ever."""
         self._closed = True
+        if os.getpid() != self._owner_pid:
+            return
         own = threading.get_ident()  # a signal's handler may close what it interrupts
         with self._looking_changed:
             self._looking_changed.wait_for(lambda: all(thread == own for thread in self._looking))
@@ -126,6 +130,9 @@ class Connection:
                 self._looking_changed.notify_all()
 
     def _check_open(self):
+        if os.getpid() != self._owner_pid:  # two processes would write to one socket
+            raise ValueError(f"this client of {self.address} is of process {self._owner_pid}, from which this one was forked off: make "
+                             "a stemma.Client in each process (a request that was sent is found there by client.attach(request_id))")
         if self._closed:
             raise ValueError(f"this client of {self.address} is closed: make another stemma.Client (a `with` closes its client "
                              "at its end)")

@@ -9,7 +9,7 @@ _MAX_DEPTH = 32
 _BLANK = " \t\r\n"
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 _NEITHER_QUOTE_NOR_BRACKET = bytes(set(range(256)) - set(b'"[]{}'))
-_LARGE_EXPONENT = re.compile(r"[eE]\+?\d\d\d")
+_MAY_BE_INFINITE = re.compile(r"[eE]\+?\d\d\d|\d{200}")  # an exponent of two digits needs 210 before it
 _HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
 
 
@@ -37,7 +37,7 @@ def loads(text):
     text = text.removeprefix("\ufeff")  # which some editors put before UTF-8, and joining files leaves inside
     if _depth(text) > _MAX_DEPTH:
         raise ValueError(f"JSON is nested deeper than {_MAX_DEPTH}")
-    numbers = {"parse_float": _finite} if _LARGE_EXPONENT.search(text) else {}
+    numbers = {"parse_float": _finite} if _MAY_BE_INFINITE.search(text) else {}
     value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant, **numbers)
     if "\\u" in text and _HALF_CHARACTER.search(json.dumps(value, ensure_ascii=False)):
         raise ValueError("a text holds one half of a character that \\u writes in two")

@@ -19,7 +19,7 @@ def constant(learning_rate, warmup_steps=0):
     learning_rate   after the warm-up
     warmup_steps    steps of a linear rise; the first of them has 1/warmup_steps of the rate
     """
-    _check_schedule(learning_rate, warmup_steps)
+    learning_rate, warmup_steps = _checked(learning_rate, warmup_steps)
     return functools.partial(_constant_at, learning_rate, warmup_steps)
 
 
@@ -60,26 +60,29 @@ def _half_cosine(done):
 
 
 def _decaying(learning_rate, total_steps, warmup_steps, min_lr_ratio, shape):
-    _check_schedule(learning_rate, warmup_steps)
-    if whole("total_steps", total_steps, 1) < warmup_steps:
+    learning_rate, warmup_steps = _checked(learning_rate, warmup_steps)
+    total_steps = whole("total_steps", total_steps, 1)
+    if total_steps < warmup_steps:
         raise ValueError(f"warmup_steps is {warmup_steps}, beyond total_steps, {total_steps}: pass at most that")
     if not _is_number(min_lr_ratio) or not 0 <= min_lr_ratio <= 1:
         raise ValueError(f"min_lr_ratio is {_arrays.shown(min_lr_ratio)}: pass a number from 0 to 1")
-    return functools.partial(_decaying_at, (learning_rate, total_steps, warmup_steps, min_lr_ratio, shape))
+    return functools.partial(_decaying_at, (learning_rate, total_steps, warmup_steps, float(min_lr_ratio), shape))
 
 
 def _decaying_at(schedule, step):
     learning_rate, total_steps, warmup_steps, min_lr_ratio, shape = schedule
-    if whole("step", step) < warmup_steps:
+    step = whole("step", step)
+    if step < warmup_steps:
         return learning_rate * _warmup(step, warmup_steps)
     done = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
     return learning_rate * (min_lr_ratio + (1.0 - min_lr_ratio) * shape(done))
 
 
-def _check_schedule(learning_rate, warmup_steps):
+def _checked(learning_rate, warmup_steps):
+    """(rate, warm-up) as Python's own numbers: numpy's small ones would round, or wrap."""
     if not _is_number(learning_rate) or not 0 <= learning_rate < math.inf:
         raise ValueError(f"learning_rate is {_arrays.shown(learning_rate)}: pass a number, not negative")
-    whole("warmup_steps", warmup_steps)
+    return float(learning_rate), whole("warmup_steps", warmup_steps)
 
 
 def _is_number(value):

@@ -10,7 +10,8 @@ Weights can be lost with their process, unless the server keeps what computes th
 its newest checkpoint, or else from the model directory, under a new *lineage*. A Client
 holds the server to the first lineage that it hears of: on another one a call raises LineageLostError, which says which
 steps are gone, before anything is trained, computed or exported. follow_lineage=True goes on instead.
-Thread safety: a Client may be shared; each Future belongs to one thread at a time. Each process makes its own Client.
+Thread safety: a Client may be shared; each Future belongs to one thread at a time. Each process makes its own Client: in one that
+was forked off, calls are a ValueError.
 """
 
 import logging

@@ -167,10 +167,10 @@ def adamw(learning_rate, **fields):
 
 
 def whole(name, value, least=0):
-    """The value, which counts steps."""
+    """The value, which counts, as Python's own whole number: a sum of numpy's small ones would wrap."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{name} is {_arrays.shown(value)}: pass a whole number from {least} on")
-    return value
+    return int(value)
 
 
 # Into messages.

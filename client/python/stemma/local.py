@@ -59,7 +59,7 @@ class LocalServer:
         durability  "replay" or "rewind": what a loss of a worker leaves of the steps (docs/reliability.md). None: as config
                     says, or with neither config nor data "rewind": nothing of a temporary directory outlives this server
         """
-        whole("drain_timeout_s", drain_timeout_s)
+        drain_timeout_s = whole("drain_timeout_s", drain_timeout_s)
         checked_s("start_timeout_s", start_timeout_s)
         options = {"--model": model, "--config": config, "--dtype": dtype, "--schedule": schedule, "--threads": threads,
                    "--drain-timeout": drain_timeout_s, "--workers": workers, "--durability": durability}

@@ -98,8 +98,9 @@ def test_a_pin_that_is_neither_true_nor_false_is_refused_before_it_is_sent(call)
 def test_a_save_whose_answer_was_lost_is_found(name, tries):
     there = Checkpoint(name=name or "step-00000003", lineage="L1", step=3, client_state_bytes=2)
     server = Losing([Checkpoint(name="b", lineage="L1", step=3, client_state_bytes=2), there])
-    out = run(server.handlers(), lambda c: c.save_checkpoint(name, client_state=b"xy"))
+    out, lineage = run(server.handlers(), lambda c: (c.save_checkpoint(name, client_state=b"xy"), c.lineage))
     assert out.name == there.name and len(server.saves) == tries
+    assert lineage == "L1", "which the client is held to from now on"
 
 
 def test_a_save_that_is_still_written_when_it_is_repeated_is_waited_for():
@@ -120,9 +121,11 @@ def test_a_save_without_a_name_takes_no_other_for_its_own(other):
                                    {"name": "b"}, {"damage": "a file is missing"}])
 def test_another_checkpoint_of_the_name_is_no_answer(other):
     there = Checkpoint(**{"name": "a", "lineage": "L1", "step": 3, **other})
+    server = Losing([there])
     with pytest.raises(stemma.StemmaError) as error:
-        run(Losing([there]).handlers(), lambda c: c.save_checkpoint("a"))
+        run(server.handlers(), lambda c: c.save_checkpoint("a"))
     assert error.value.reason == "CHECKPOINT_EXISTS"
+    assert len(server.saves) == 2 or "name" in other, "what is there already is not waited for"
 
 
 @pytest.mark.parametrize("reason", ["STARTING", "RECOVERING"])

@@ -1,5 +1,6 @@
 """Presets show what they send; schedules are the formulas that their help says."""
 
+import dataclasses
 import math
 import pickle
 
@@ -106,6 +107,14 @@ def test_a_schedule_takes_numpys_numbers_and_a_warm_up_that_is_everything():
     assert stemma.linear(numpy.float32(1), numpy.int64(4), warmup_steps=numpy.int32(4))(numpy.int64(1)) == 0.5
 
 
+def test_a_schedule_is_the_same_for_numpys_small_numbers_which_wrap_and_round():
+    small, rate = numpy.int8, numpy.float16(0.125)
+    assert stemma.constant(rate, warmup_steps=200)(small(127)) == stemma.constant(0.125, warmup_steps=200)(127)
+    for make in (stemma.linear, stemma.cosine):
+        schedule, plain = make(rate, small(100), small(90), numpy.float16(0.25)), make(0.125, 100, 90, 0.25)
+        assert [schedule(small(step)) for step in (0, 80, 95, 127)] == [plain(step) for step in (0, 80, 95, 127)]
+
+
 @pytest.mark.parametrize("header, says", [
     ({"ppo_epochs": 2**40}, r"ppo_epochs is 1099511627776: pass a whole number from 1 to 4294967295"),
     ({"seed": 2**64}, r"seed is 18446744073709551616: pass a whole number from 0 to 18446744073709551615"),
@@ -121,3 +130,13 @@ def test_a_number_out_of_range_is_told_the_range(header, says):
 def test_verls_steps_count_from_0():
     with pytest.raises(ValueError, match="^step is -1: RL steps count from 0, verl's global_steps - 1$"):
         verl.loss_from_config({"optim": {"lr": 1.0, "lr_warmup_steps": 4}}).arguments(step=-1)
+
+
+def test_an_update_is_called_with_what_verls_configuration_says():
+    update = verl.loss_from_config({
+        "shuffle": True, "data_loader_seed": 7, "ppo_mini_batch_size": 4, "ppo_epochs": 2, "router_replay": {"mode": "disabled"},
+        "qat": {"enable": False, "mode": "w4a16"}, "optim": {"lr": 0.5, "lr_warmup_steps": 4}})
+    assert update.arguments(step=2) == {
+        "loss": update.loss, "adam": dataclasses.replace(update.adam, learning_rate=0.25), "mini_batch": 4, "epochs": 2,
+        "shuffle": True, "seed": 7, "on_nonfinite": "skip"}
+    assert update.dropped == {"router_replay.mode": "off", "qat.enable": "off", "qat.mode": "of a section that is off"}

@@ -26,9 +26,21 @@ def test_tokens_are_little_endian_int32():
     assert group.rollouts[0].response_tokens == struct.pack("<2i", 258, 7)
 
 
+@pytest.mark.parametrize("make", [list, numpy.array])
+def test_the_largest_token_id_is_that_of_int32(make):
+    assert _arrays.pack_int32(make([0, 2**31 - 1])) == struct.pack("<2i", 0, 2**31 - 1)
+    with pytest.raises(ValueError, match="^has 2147483648 at 1: token ids are not negative and fit int32$"):
+        _arrays.pack_int32(make([0, 2**31]))
+
+
 def test_numbers_are_little_endian_float32():
     rollout = group_of(stemma.Rollout([8, 9], old_log_probs=[-1.25, -0.5])).rollouts[0]
     assert rollout.old_log_probs == struct.pack("<2f", -1.25, -0.5)
+
+
+def test_a_stat_group_is_sent_where_there_is_one():
+    assert group_of(stemma.Rollout([8]), stat_group="s").stat_group == "s"
+    assert not group_of(stemma.Rollout([8])).HasField("stat_group")
 
 
 def test_masks_are_bits_least_significant_first():
@@ -346,3 +358,10 @@ def test_a_number_of_a_dict_that_float32_does_not_hold_is_refused():
 def test_a_whole_number_that_no_float_holds_is_refused_with_its_value(fields, says):
     with pytest.raises(ValueError, match=rf"^groups\[0\].rollouts\[0\].{says}"):
         checked(fields)
+
+
+def test_a_base64_mask_that_is_too_short_is_left_to_the_server():
+    tokens, above = list(range(9)), [0.0] * 8 + [0.5]
+    rollout = {"response_tokens": tokens, "old_log_probs": above, "response_mask": "/w=="}  # eight ones
+    group = encode([{"uid": "g", "prompt_tokens": [1], "rollouts": [rollout]}], checked=True)[1].group
+    assert group.rollouts[0].response_mask == b"\xff"

@@ -10,7 +10,9 @@ from stemma import _proto
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from client_test import run, status, update  # noqa: E402
-from fake_server import abort  # noqa: E402
+from fake_server import FakeServer, abort  # noqa: E402
+
+Model = _proto.message_class("stemma.v1.ModelInfo")
 
 
 def accepted(parts, _):
@@ -28,6 +30,11 @@ def failure_of(code, reason, message, applied, total, **fields):
     with pytest.raises(stemma.StemmaError) as error:
         run({"UpdateActor": accepted, "GetRequest": get_request}, update, retries=0)
     return error.value
+
+
+def test_an_error_of_no_request_names_no_group_and_no_field():
+    error = stemma.StemmaError("UNAVAILABLE", "", "gone")
+    assert (error.uid, error.fields, error.metadata, error.retry_after_s) == ("", [], {}, None) and str(error) == "UNAVAILABLE: gone"
 
 
 def test_a_failure_says_which_steps_were_applied_before_it():
@@ -105,3 +112,51 @@ def test_a_checkpoint_that_gives_old_log_probs_is_named():
     what = "is set, but only update.old from CLIENT reads it, and that is WEIGHTS; leave it out, or send what reads it"
     error = refused(f"{path} {what}", [(path, what)], lambda c: update(c, old="checkpoint:a"))
     assert 'only old="client" reads it, and that is "checkpoint:a"; leave it out' in error.message
+
+
+def test_a_header_field_in_a_sentence_has_the_parameters_name():
+    what = "is in two mini-batches: put its groups next to each other, without shuffle, or raise ppo_mini_batch_size"
+    error = refused(f"groups[0].stat_group {what}", [("groups[0].stat_group", what)], update)
+    assert error.fields == [("groups[0].stat_group", what.replace("ppo_mini_batch_size", "mini_batch"))]
+    assert error.message == " ".join(error.fields[0])
+
+
+@pytest.mark.parametrize("lost, lost_step", [("L1", 3), ("L0", None)])
+def test_what_this_client_saw_is_told_of_its_own_lineage_alone(lost, lost_step):
+    def refuse(parts, context):
+        list(parts)
+        abort(context, grpc.StatusCode.ABORTED, "gone", "LINEAGE_MISMATCH", metadata={"lineage": "L2", "step": "1", "lost_lineage": lost})
+
+    def call(client):
+        assert (client.model()["step"], client.model()["step"]) == (3, 1)  # an answer that is older comes later
+        update(client)
+
+    steps = [1, 3]
+    handlers = {"UpdateActor": refuse, "GetModel": lambda *_: Model(lineage="L1", step=steps.pop())}
+    with pytest.raises(stemma.LineageLostError) as error:
+        run(handlers, call)
+    assert (error.value.lost_lineage, error.value.lost_step, error.value.lineage, error.value.step) == (lost, lost_step, "L2", 1)
+    assert ("this client saw steps up to 3 of L1" in str(error.value)) == (lost == "L1")
+
+
+def test_a_connection_that_is_lost_has_no_reason_and_a_message_without_grpcs_words():
+    with FakeServer({"GetModel": lambda *_: Model(lineage="L1")}) as server:
+        client = stemma.Client(server.address, retries=0)
+        client.model()
+    with client, pytest.raises(stemma.StemmaError) as error:
+        client.model()
+    assert (error.value.code, error.value.reason) == ("UNAVAILABLE", "")
+    assert error.value.message.startswith(f"the connection to the server at {server.address} was lost (")
+
+
+def test_only_a_request_that_is_not_known_asks_whether_the_server_is_the_same():
+    """What it says of one that it knows is its answer, also where it has other weights by then."""
+    def refuse(_, context):
+        abort(context, grpc.StatusCode.INTERNAL, "the disk is broken", "DISK")
+
+    def taken(parts, _):
+        return status(list(parts)[0].update.request.request_id, "ACCEPTED", lineage="L1")
+
+    handlers = {"UpdateActor": taken, "GetRequest": refuse, "GetModel": lambda *_: Model(lineage="L2")}
+    with pytest.raises(stemma.StemmaError, match="^INTERNAL DISK: the disk is broken$"):
+        run(handlers, update)

@@ -18,7 +18,7 @@ def test_the_task_is_reversing_and_adding_three():
 
 
 @pytest.mark.parametrize("answer, reward", [("0326\n", 1.0), ("0325\n", 0.75), ("9999\n", 0.0), ("03260", 0.0),
-                                            ("0326", 0.0)])
+                                            ("0326", 0.0), ("03260\n", 0.0), ("03\n", 0.0)])
 def test_rewards_are_shares_of_right_digits(answer, reward):
     assert task.reward("3907", task.encode(answer)) == reward
 

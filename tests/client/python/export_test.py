@@ -29,7 +29,9 @@ class Losing:
     def export(self, name="a", dtype=None, **options):
         handlers = {"ExportWeights": self._export, "GetModel": lambda *_: Model(lineage="L1", step=3, weight_version=4)}
         with FakeServer(handlers) as server, stemma.Client(server.address, retry_delay_s=0.01, **options) as client:
-            return client.export(name, dtype)
+            out = client.export(name, dtype)
+            self.lineage, self.step = client.lineage, client._step
+            return out
 
     def _export(self, request, context):
         self.calls += 1
@@ -74,7 +76,9 @@ def test_a_clash_without_a_loss_is_never_hidden(reason):
                          ids=["answered", "found again"])
 def test_an_export_is_its_path_and_says_what_was_written(answer, path, num_bytes):
     """By its step and weight_version one knows which weights a rollout engine has."""
-    export = Losing(answer).export()
+    server = Losing(answer)
+    export = server.export()
+    assert (server.lineage, server.step) == ("L1", 3), "which the client is held to from now on"
     assert isinstance(export, stemma.Export) and isinstance(export, str) and export == path and os.path.basename(export) == path[-1]
     assert json.dumps(export) == json.dumps(path) and str(pathlib.Path(export)) == path
     for same in (export, pickle.loads(pickle.dumps(export)), copy.deepcopy(export)):

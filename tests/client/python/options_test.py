@@ -1,6 +1,8 @@
 """What a Client takes when it is made, and how long its calls wait where they are told to."""
 
 import math
+import os
+import signal
 import threading
 import time
 
@@ -47,6 +49,23 @@ def test_whatever_a_recorder_raises_hides_no_accepted_request(error):
     with FakeServer(ACCEPTED) as server, stemma.Client(server.address, recorder=Recorder()) as client:
         with pytest.warns(RuntimeWarning, match=f"request r was accepted, and the recorder could not write it: {type(error).__name__}"):
             assert update(client, wait=False, request_id="r").request_id == "r"
+
+
+def test_a_process_that_was_forked_off_is_told_to_make_its_own_client():
+    """Both would write to one socket, and close() would wait for threads that a fork leaves behind."""
+    with FakeServer({"GetModel": lambda *_: Model(lineage="L1")}) as server, stemma.Client(server.address) as client:
+        assert client.model()["lineage"] == "L1"
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(10)
+                with client, pytest.raises(ValueError, match=f"^this client of .* is of process {os.getppid()}, .* make a stemma.Client"):
+                    client.model()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert client.model()["lineage"] == "L1"
 
 
 # Timeouts.

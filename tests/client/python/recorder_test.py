@@ -1,11 +1,7 @@
 """The recorder of a client: each request once, and nothing that it does hides what the server has."""
 
-import contextlib
 import dataclasses
 import gc
-import itertools
-import linecache
-import sys
 import warnings
 
 import grpc
@@ -15,7 +11,6 @@ from stemma import _recording
 
 from client_test import client_of, status, update
 from fake_server import FakeServer, abort
-from trace_test import GROUPS, sent_parts
 from waiting_test import ACCEPTED
 
 
@@ -76,7 +71,10 @@ def test_another_payload_under_an_id_whose_weights_are_lost_is_recorded_too():
         for options in ({}, {}, {"epochs": 2}, {"epochs": 2, "trace_step": 0}, {}):
             update(client, wait=False, request_id="r", **options)
             client._lineage = "L-2"  # a repeat may expect another lineage than the request did
-    assert recorder.ids == ["r"] * 3
+        for prompt in ([1, 2], [1, 3], [1, 3]):
+            client.submit([stemma.Group("g0", prompt, [stemma.Rollout([4], advantage=1.0)])], stemma.grpo(), stemma.adamw(1e-6),
+                          request_id="r")
+    assert recorder.ids == ["r"] * 5
 
 
 def test_clients_that_share_a_recorder_record_a_request_once():
@@ -262,6 +260,16 @@ def test_an_accepted_payload_is_the_servers_whatever_was_sent_before(monkeypatch
     assert recorder.ids == ["r"]
 
 
+def test_what_is_lost_under_the_id_of_a_recorded_request_is_not_what_attach_finds(monkeypatch):
+    recorder = Recorder()
+    with FakeServer(FOUND) as server, stemma.Client(server.address, recorder=recorder) as client:
+        update(client, wait=False, request_id="r")
+        lose_answers(client, monkeypatch, KeyboardInterrupt())
+        interrupted(client, epochs=2)
+        client.attach("r")
+    assert recorder.ids == ["r"]
+
+
 def test_that_a_server_may_have_another_payload_is_remembered_longer_than_its_messages(monkeypatch):
     monkeypatch.setattr(_recording, "_UNHEARD_MAX", 1)
     recorder = Recorder()
@@ -323,67 +331,3 @@ def test_a_request_whose_client_is_closed_while_it_is_sent_is_recorded_when_atta
         clients[1].attach("r")
         clients[1].close()
     assert recorder.ids == ["r"]
-
-
-class Interrupts:
-    """Raises KeyboardInterrupt before the nth line that the recorder's code runs from now on, as Ctrl-C may: not at a `try:`, where
-    Python looks at no signal."""
-
-    FILES = (_recording.__file__, stemma.trace.__file__)
-
-    def __init__(self, nth):
-        self.left, self.at = nth, None
-
-    def __enter__(self):
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_):
-        sys.settrace(None)
-
-    def _call(self, frame, _event, _argument):
-        return self._line if frame.f_code.co_filename in self.FILES else None
-
-    def _line(self, frame, event, _argument):
-        if event != "line" or linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() == "try:":
-            return self._line
-        self.left -= 1
-        if self.left == 0:
-            self.at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return self._line
-
-
-def test_ctrl_c_anywhere_while_the_recorder_writes_leaves_the_request_once(tmp_path):
-    """Before the end of its line nothing of it stays, and who finds the request at the server, or sends it again, writes it; behind
-    it nobody writes it a second time."""
-    parts = sent_parts(GROUPS[:1])
-    for nth in itertools.count(1):
-        with stemma.trace.TraceWriter(tmp_path / "t.jsonl") as recorder:
-            recording = _recording.Recording(recorder)
-            try:
-                with Interrupts(nth) as interrupts:
-                    recording.write("r", parts, 1)
-            except KeyboardInterrupt:
-                recording.found("r", 1)
-                recording.write("r", parts, 1)
-        assert len(list(stemma.trace.read(tmp_path / "t.jsonl"))) == 1, interrupts.at
-        if interrupts.at is None:
-            break
-    assert nth > 200
-
-
-def test_ctrl_c_anywhere_where_it_is_recorded_already_writes_nothing(tmp_path):
-    parts = sent_parts(GROUPS[:1])
-    with stemma.trace.TraceWriter(tmp_path / "t.jsonl") as recorder:
-        recording = _recording.Recording(recorder)
-        recording.write("r", parts, 1)
-        for nth in itertools.count(1):
-            with contextlib.suppress(KeyboardInterrupt), Interrupts(nth) as interrupts:
-                recording.write("r", parts, 1)
-            recording.found("r", 1)
-            if interrupts.at is None:
-                break
-        recording.write("r", parts, 1)
-    assert nth > 10 and len(list(stemma.trace.read(tmp_path / "t.jsonl"))) == 1

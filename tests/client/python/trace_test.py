@@ -174,6 +174,11 @@ def test_a_reward_that_is_no_number_is_named_in_whichever_message_it_lies(tmp_pa
             writer.write_parts(parts)
 
 
+def test_a_line_may_be_as_long_as_the_commands_read():
+    header = pathlib.Path(__file__).parents[3] / "common" / "trace" / "trace.h"
+    assert "kTraceLineBytesMax = size_t{1} << 30;" in header.read_text() and stemma.trace._LINE_BYTES_MAX == 1 << 30
+
+
 def test_a_line_that_no_command_reads_is_refused_and_leaves_the_trace_as_it_was(tmp_path, monkeypatch):
     with TraceWriter(tmp_path / "t.jsonl") as writer:
         writer.write_parts(sent_parts(GROUPS))
@@ -344,9 +349,11 @@ def test_a_line_of_a_signals_handler_that_fails_is_told_as_its_own_and_the_other
     assert group_list[0]["uid"] == "g0"
 
 
-@pytest.mark.parametrize("text, line", [("{}\n", 1), ('{"schema": "stemma.trace.v1"}\n{"header": {}\n', 2),
-                                        ('{"schema": "stemma.trace.v1"}\n{"header": {}}\n', 2)])
-def test_a_broken_line_is_named(tmp_path, text, line):
-    (tmp_path / "t.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=rf"t\.jsonl:{line}: "):
+@pytest.mark.parametrize("text, line, says", [
+    (b"{}\n", 1, "the first line must hold"), (b'{"schema": "stemma.trace.v1"}\n{"header": {}\n', 2, "Expecting"),
+    (b'{"schema": "stemma.trace.v1"}\n{"header": {}}\n', 2, "must hold a header"),
+    (b'{"schema": "stemma.trace.v1"}\n\n{"\xff', 3, "not UTF-8: invalid start byte at byte 3$")])
+def test_a_broken_line_is_named(tmp_path, text, line, says):
+    (tmp_path / "t.jsonl").write_bytes(text)
+    with pytest.raises(ValueError, match=rf"t\.jsonl:{line}: {says}"):
         list(read(tmp_path / "t.jsonl"))

@@ -112,3 +112,30 @@ def test_other_problems_of_ids_stay_as_they_are():
     for fields in ([], [("groups[0].rollouts[0].rollout_id", "is \"a/0\", as that of groups[1].rollouts[0]")],
                    [("groups[0].uid", "has 300 bytes, the limit is 256")]):
         assert name_uids(fields, messages) == fields
+
+
+def test_every_parameter_is_sent_under_the_name_that_the_server_reads():
+    headers = []
+
+    def keep(parts, context):
+        part = next(parts)
+        headers.append(_proto.to_dict(getattr(part, part.WhichOneof("part"))))
+        abort(context, grpc.StatusCode.INVALID_ARGUMENT, "kept", "KEPT")
+
+    groups = [stemma.Group(f"g{i}", [1, 2], [stemma.Rollout([3], advantage=1.0)]) for i in range(4)]
+    losses, order = (stemma.grpo(), stemma.adamw(1e-6)), {"mini_batch": 2, "epochs": 3, "shuffle": True, "seed": 7}
+    with FakeServer({"UpdateActor": keep, "ComputeLogProb": keep}) as server, stemma.Client(server.address) as client:
+        for call in (lambda: client.submit(groups, *losses, **order, schedule="dense", request_id="r", expected_step=5, trace_step=1,
+                                           on_nonfinite="skip", return_log_probs=True),
+                     lambda: client.plan(groups, *losses, **order, schedule="reuse"),
+                     lambda: client.log_probs(groups, 0.5, True, "kept", "reuse"), lambda: client.log_probs(groups)):
+            with pytest.raises(stemma.StemmaError, match="KEPT"):
+                call()
+    submitted, planned, asked, plain = headers
+    sent = {"ppo_mini_batch_size": 2, "ppo_epochs": 3, "shuffle": True, "seed": 7, "num_groups": 4}
+    assert sent.items() <= planned.items() and {**sent, "return_log_probs": True, "trace_step": 1}.items() <= submitted.items()
+    assert submitted["request"] == {"request_id": "r", "expected_step": 5, "schedule": "DENSE", "on_nonfinite": "SKIP", "wait_ms": 0,
+                                    "validate_only": False}
+    assert (planned["request"]["schedule"], planned["request"]["validate_only"]) == ("REUSE", True)
+    assert (asked["temperature"], asked["entropy"], asked["weights"], asked["request"]["schedule"]) == (0.5, True, "kept", "REUSE")
+    assert (plain["temperature"], plain["entropy"], plain["weights"]) == (1.0, False, "policy")
