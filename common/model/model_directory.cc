@@ -205,8 +205,8 @@ absl::StatusOr<ModelDirectory> OpenModelDirectory(const std::string& path) {
   ASSIGN_OR_RETURN(directory.shards, OpenShards(directory.path, directory.has_index));
   RETURN_IF_ERROR(CheckTensors(directory));
   ASSIGN_OR_RETURN(OtherFiles others, FindOtherFiles(directory.path));
-  directory.other_files = std::move(others.top);
-  directory.chat_templates = std::move(others.chat_templates);
+  directory.other_files = std::move(others.files);
+  directory.left_out = std::move(others.left_out);
   if (directory.has_index) {
     ASSIGN_OR_RETURN(directory.other_files[kIndex], ResolvePath(in(kIndex)));
   }

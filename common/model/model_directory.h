@@ -26,8 +26,8 @@ struct ModelDirectory {
   ModelConfig config;
   std::vector<WeightFile> shards;
   bool has_index = false;
-  FilesByName other_files;     // config.json, tokenizer and generation files, the index: an export copies them
-  FilesByName chat_templates;  // in kChatTemplatesFolder; so it does these
+  FilesByName other_files;            // those of OtherFiles, and the index: exports and checkpoints copy them
+  std::vector<std::string> left_out;  // as OtherFiles has it
 };
 
 // Reads config.json: the file itself, or that of a directory. Weights are not looked at. Errors: as OpenModelDirectory.

@@ -38,7 +38,11 @@ constexpr std::array<std::string_view, 17> kNames = {"config.json",
                                                      "processor_config.json",
                                                      "video_preprocessor_config.json"};
 
-constexpr uint64_t kTokenizerConfigBytesMax = 16 << 20;
+// Those of them that may name Python code which lies beside them (auto_map).
+constexpr std::array<std::string_view, 4> kNamesOfCode = {"tokenizer_config.json", "preprocessor_config.json",
+                                                          "processor_config.json", "video_preprocessor_config.json"};
+
+constexpr uint64_t kConfigBytesMax = 16 << 20;
 
 // tokenizer.json, tokenizer.4.0.0.json, tokenizer.model, tokenizer.model.v3
 bool IsTokenizer(std::string_view name) {
@@ -46,56 +50,64 @@ bool IsTokenizer(std::string_view name) {
          (name.ends_with(".json") || name == "tokenizer.model" || name.starts_with("tokenizer.model."));
 }
 
-// The directory's names that may be a file's; nothing of what begins with a dot.
+// The directory's names, but those that begin with a dot.
 absl::StatusOr<std::vector<std::string>> NamesOf(const std::string& directory) {
   std::error_code error;
   std::vector<std::string> names;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
     std::string name = it->path().filename().string();
-    if (CheckFileName(name).ok()) names.push_back(std::move(name));
+    if (!name.starts_with('.')) names.push_back(std::move(name));
   }
-  if (error) return ErrnoStatus("list", directory, error.value());
+  if (error) return ErrnoStatus("list the files of the model directory", directory, error.value());
   return names;
 }
 
+// Tells whether a tokenizer or a processor names Python code.
 bool HasCode(const std::string& directory) {
-  const auto path = ResolvePath(absl::StrCat(directory, "/tokenizer_config.json"));
-  if (!path.ok()) return false;
-  const auto text = ReadFile(*path, kTokenizerConfigBytesMax);
-  return text.ok() && absl::StrContains(*text, "\"auto_map\"");
+  return std::any_of(kNamesOfCode.begin(), kNamesOfCode.end(), [&](std::string_view name) {
+    const auto path = ResolvePath(absl::StrCat(directory, "/", std::string(name)));
+    if (!path.ok()) return false;
+    const auto text = ReadFile(*path, kConfigBytesMax);
+    return text.ok() && absl::StrContains(*text, "\"auto_map\"");
+  });
 }
 
-// Tells whether a file of this name is one; `has_code`: the tokenizer names Python code (auto_map).
+// Tells whether a file of this name is one; `has_code`: as HasCode.
 bool IsOtherFile(std::string_view name, bool has_code) {
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end() || IsTokenizer(name) ||
          name.ends_with(".tiktoken") || (has_code && name.ends_with(".py"));
 }
 
-absl::StatusOr<FilesByName> FindChatTemplates(const std::string& directory) {
-  FilesByName templates;
-  const std::string folder = absl::StrCat(directory, "/", kChatTemplatesFolder);
-  std::error_code error;
-  if (!fs::is_directory(folder, error)) return templates;
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(folder));
-  for (const std::string& name : names) {
-    if (!name.ends_with(".jinja")) continue;
-    ASSIGN_OR_RETURN(templates[name], ResolvePath(absl::StrCat(folder, "/", name)));
+// Adds the file NAME of a folder of the directory. `folder`: "", or ends with '/'.
+absl::Status Add(const std::string& directory, const std::string& folder, const std::string& name, OtherFiles& found) {
+  if (const absl::Status valid = CheckFileName(name); !valid.ok()) {
+    found.left_out.push_back(absl::StrCat(folder, std::string(valid.message())));
+    return absl::OkStatus();
   }
-  return templates;
+  ASSIGN_OR_RETURN(found.files[absl::StrCat(folder, name)], ResolvePath(absl::StrCat(directory, "/", folder, name)));
+  return absl::OkStatus();
+}
+
+absl::Status AddChatTemplates(const std::string& directory, OtherFiles& found) {
+  const std::string folder = absl::StrCat(kChatTemplatesFolder, "/");
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(absl::StrCat(directory, "/", folder)));
+  for (const std::string& name : names) {
+    if (name.ends_with(".jinja")) RETURN_IF_ERROR(Add(directory, folder, name, found));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<OtherFiles> FindOtherFiles(const std::string& directory) {
-  OtherFiles files;
+  OtherFiles found;
   ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(directory));
   const bool has_code = HasCode(directory);
   for (const std::string& name : names) {
-    if (!IsOtherFile(name, has_code)) continue;
-    ASSIGN_OR_RETURN(files.top[name], ResolvePath(absl::StrCat(directory, "/", name)));
+    if (IsOtherFile(name, has_code)) RETURN_IF_ERROR(Add(directory, "", name, found));
+    if (name == kChatTemplatesFolder) RETURN_IF_ERROR(AddChatTemplates(directory, found));
   }
-  ASSIGN_OR_RETURN(files.chat_templates, FindChatTemplates(directory));
-  return files;
+  return found;
 }
 
 }  // namespace stemma

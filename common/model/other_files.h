@@ -1,9 +1,11 @@
-// The files of a Hugging Face model directory beside its weights: what whoever loads the model reads, and an export
-// copies. By their names alone; contents are not looked at, but for whether the tokenizer has code of its own.
+// The files of a Hugging Face model directory beside its weights: what whoever loads the model reads, and exports and
+// checkpoints copy. By their names alone; contents are not looked at, but for whether a tokenizer or a processor has
+// code of its own.
 #pragma once
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -12,15 +14,16 @@ namespace stemma {
 // Chat templates beside the default one, as transformers writes them: NAME.jinja in this folder of the model directory.
 inline constexpr char kChatTemplatesFolder[] = "additional_chat_templates";
 
-// File name -> resolved path.
+// Name in the directory, NAME or additional_chat_templates/NAME -> resolved path.
 using FilesByName = std::map<std::string, std::string>;
 
 struct OtherFiles {
-  FilesByName top;             // config.json, generation, tokenizer, processor; not the index of the weights
-  FilesByName chat_templates;  // in kChatTemplatesFolder
+  FilesByName files;                  // config.json, generation, tokenizer, processor; not the index of the weights
+  std::vector<std::string> left_out;  // which of them have a name that CheckFileName refuses, and why
 };
 
-// `directory`: resolved. Errors: those of the file system, of links that lead nowhere too.
+// `directory`: resolved. Errors: those of the file system, of links that lead nowhere too; PermissionDenied - the
+// directory, or the folder of templates, may not be listed.
 absl::StatusOr<OtherFiles> FindOtherFiles(const std::string& directory);
 
 }  // namespace stemma

@@ -55,6 +55,19 @@ bool MissesItsOwn(const CoordinatorParts& parts, const std::set<std::string>& fo
   return !any && GivesUpSteps(state, {}, state.step(), parts.history.replays());
 }
 
+// Says which steps go with the checkpoints that are not there any more. `before`: what recovery began with, had they
+// been there.
+void WarnOfGivenUpSteps(const CoordinatorParts& parts, const WeightsBase& before) {
+  const internal::v1::JournalState& state = parts.history.state();
+  const bool replays = parts.history.replays();
+  const WeightsBase base = ChooseBase(state, replays);
+  if (base.step >= before.step || !GivesUpSteps(state, base, state.step(), replays)) return;
+  parts.out.AddWarning(
+      absl::StrCat("without checkpoint ", before.checkpoint, " the steps of lineage ", state.lineage(), " after ",
+                   base.step, ", up to ", state.step(), ", are given up: recovery begins with ",
+                   base.checkpoint.empty() ? "the model directory" : absl::StrCat("checkpoint ", base.checkpoint)));
+}
+
 }  // namespace
 
 // The disk says which checkpoints there are: one may have been copied here, or removed, or its save have ended without
@@ -64,6 +77,7 @@ void TakeFoundCheckpoints(const CoordinatorParts& parts) {
   for (const internal::v1::KnownCheckpoint& checkpoint : parts.options.checkpoints) found.insert(checkpoint.name());
   for (const internal::v1::KnownCheckpoint& checkpoint : parts.history.state().checkpoints())
     known.insert(checkpoint.name());
+  const WeightsBase before = ChooseBase(parts.history.state(), parts.history.replays());
   const bool missed = MissesItsOwn(parts, found);
   for (const std::string& name : known) {
     if (found.contains(name)) continue;
@@ -71,6 +85,7 @@ void TakeFoundCheckpoints(const CoordinatorParts& parts) {
     if (!missed || !own) parts.history.DropCheckpoint(name);
     parts.out.AddWarning(absl::StrCat("checkpoint ", name, " is not there any more"));
   }
+  WarnOfGivenUpSteps(parts, before);
   for (const internal::v1::KnownCheckpoint& checkpoint : parts.options.checkpoints) {
     if (known.contains(checkpoint.name())) continue;
     TakeFound(parts, checkpoint);

@@ -103,22 +103,23 @@ absl::Status CorruptCheckpoint(const std::string& path, std::string_view what) {
 absl::StatusOr<CheckpointFolder> CheckpointFolder::Open(const std::string& path) {
   ASSIGN_OR_RETURN(UniqueFd fd, OpenFolderAt(AT_FDCWD, path, path));
   CheckpointFolder folder(path, std::move(fd));
-  const std::string optim(kOptimFolder);
-  absl::StatusOr<UniqueFd> optim_fd = OpenFolderAt(folder.fd_.get(), optim, absl::StrCat(path, "/", optim));
-  // A copy may have left out a folder without a file; something else in its place is found by FindFiles.
-  if (!optim_fd.ok() && !absl::IsNotFound(optim_fd.status()) && !absl::IsInvalidArgument(optim_fd.status())) {
-    return optim_fd.status();
-  }
-  if (optim_fd.ok()) folder.optim_fd_ = *std::move(optim_fd);
+  for (const std::string_view name : kPartFolders) RETURN_IF_ERROR(folder.OpenInside(std::string(name)));
   return folder;
+}
+
+// A copy may have left out a folder without a file; something else in its place is found by FindFiles.
+absl::Status CheckpointFolder::OpenInside(const std::string& name) {
+  absl::StatusOr<UniqueFd> opened = OpenFolderAt(fd_.get(), name, absl::StrCat(path_, "/", name));
+  if (absl::IsNotFound(opened.status()) || absl::IsInvalidArgument(opened.status())) return absl::OkStatus();
+  RETURN_IF_ERROR(opened.status());
+  inside_[name] = *std::move(opened);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<FoundFiles> CheckpointFolder::FindFiles() const {
   FoundFiles found;
   RETURN_IF_ERROR(AddFiles(fd_.get(), "", found));
-  if (optim_fd_.valid()) {
-    RETURN_IF_ERROR(AddFiles(optim_fd_.get(), absl::StrCat(std::string(kOptimFolder), "/"), found));
-  }
+  for (const auto& [name, fd] : inside_) RETURN_IF_ERROR(AddFiles(fd.get(), absl::StrCat(name, "/"), found));
   return found;
 }
 
@@ -134,7 +135,7 @@ absl::Status CheckpointFolder::AddFiles(int fd, const std::string& prefix, Found
     if (entry == nullptr) return errno == 0 ? absl::OkStatus() : ErrnoStatus("read", path_, errno);
     const std::string_view name = entry->d_name;
     if (name == "." || name == "..") continue;
-    if (prefix.empty() && (name == kManifestFile || (name == kOptimFolder && optim_fd_.valid()))) continue;
+    if (prefix.empty() && (name == kManifestFile || inside_.contains(std::string(name)))) continue;
     const std::string file = absl::StrCat(prefix, std::string(name));
     struct stat info;
     if (fstatat(fd, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
@@ -150,10 +151,14 @@ absl::Status CheckpointFolder::AddFiles(int fd, const std::string& prefix, Found
 
 absl::StatusOr<RegularFile> CheckpointFolder::OpenFile(const std::string& file) const {
   const size_t slash = file.find('/');
-  const bool in_optim = slash != std::string::npos;
-  if (in_optim && !optim_fd_.valid()) return CorruptCheckpoint(path_, absl::StrCat(file, ": is missing"));
-  absl::StatusOr<RegularFile> opened = RegularFile::OpenAt(
-      (in_optim ? optim_fd_ : fd_).get(), in_optim ? file.substr(slash + 1) : file, absl::StrCat(path_, "/", file));
+  int fd = fd_.get();
+  if (slash != file.npos) {
+    const auto folder = inside_.find(file.substr(0, slash));
+    if (folder == inside_.end()) return CorruptCheckpoint(path_, absl::StrCat(file, ": is missing"));
+    fd = folder->second.get();
+  }
+  absl::StatusOr<RegularFile> opened =
+      RegularFile::OpenAt(fd, slash == file.npos ? file : file.substr(slash + 1), absl::StrCat(path_, "/", file));
   if (absl::IsNotFound(opened.status())) return CorruptCheckpoint(path_, absl::StrCat(file, ": is missing"));
   if (absl::IsInvalidArgument(opened.status())) {
     return CorruptCheckpoint(path_, absl::StrCat(file, ": is not a regular file"));
@@ -179,9 +184,7 @@ absl::Status CheckpointFolder::Sync(const FilesOfParts& files) const {
     ASSIGN_OR_RETURN(const RegularFile file, OpenFile(name));
     RETURN_IF_ERROR(SyncFd(file.fd(), absl::StrCat(path_, "/", name)));
   }
-  if (optim_fd_.valid()) {
-    RETURN_IF_ERROR(SyncFd(optim_fd_.get(), absl::StrCat(path_, "/", std::string(kOptimFolder))));
-  }
+  for (const auto& [name, fd] : inside_) RETURN_IF_ERROR(SyncFd(fd.get(), absl::StrCat(path_, "/", name)));
   return SyncFd(fd_.get(), path_);
 }
 

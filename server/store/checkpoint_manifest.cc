@@ -17,7 +17,9 @@ namespace {
 namespace json = google::protobuf::util;
 
 constexpr size_t kExcerptBytesMax = 200;
-constexpr char kOtherVersionAdvice[] = ": use the program that wrote it, or a newer one, or move the folder away";
+constexpr char kOtherVersionAdvice[] =
+    ": use the program that wrote it, or a newer one, or move the folder away, which gives up the steps since the "
+    "checkpoint before it whose requests are not kept";
 // The longest manifest that EncodeManifest makes holds fewer: each takes four bytes or more.
 constexpr int64_t kValuesMax = int64_t{kManifestBytesMax} / 4;
 

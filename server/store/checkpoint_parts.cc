@@ -20,6 +20,10 @@ constexpr size_t kDigestDigits = 64;
 constexpr size_t kRanksShown = 8;
 constexpr uint64_t kFileBytesMax = std::numeric_limits<int64_t>::max();  // off_t ends here
 
+bool IsPartFolder(std::string_view name) {
+  return std::find(kPartFolders.begin(), kPartFolders.end(), name) != kPartFolders.end();
+}
+
 bool IsDigest(const std::string& text) {
   return text.size() == kDigestDigits &&
          std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
@@ -92,10 +96,9 @@ std::string WritersOf(const std::string& name, const FileOfParts& file, const Ch
 
 absl::Status CheckPartName(std::string_view file) {
   std::string_view name = file;
-  const std::string folder = absl::StrCat(std::string(kOptimFolder), "/");
-  if (name.substr(0, folder.size()) == folder) {
-    name.remove_prefix(folder.size());
-  } else if (name == kManifestFile || name == kOptimFolder) {
+  if (const size_t slash = file.find('/'); slash != file.npos && IsPartFolder(file.substr(0, slash))) {
+    name.remove_prefix(slash + 1);
+  } else if (name == kManifestFile || IsPartFolder(name)) {
     return absl::InvalidArgumentError(absl::StrCat("no part of a checkpoint may be named \"", std::string(file), "\""));
   }
   return CheckFileName(name);
@@ -155,8 +158,9 @@ bool LoadersTake(const std::string& name) {
 
 absl::Status CheckFiles(const FilesOfParts& files, const CheckpointParts& parts, const FoundFiles& found,
                         Extras extras) {
-  if (found.contains(std::string(kOptimFolder))) {
-    return absl::InvalidArgumentError(absl::StrCat(std::string(kOptimFolder), ": is no folder, or a link"));
+  for (const std::string_view folder : kPartFolders) {
+    if (!found.contains(std::string(folder))) continue;
+    return absl::InvalidArgumentError(absl::StrCat(std::string(folder), ": is no folder, or a link"));
   }
   for (const auto& [name, file] : files) {
     const auto there = found.find(name);

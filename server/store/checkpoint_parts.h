@@ -2,6 +2,7 @@
 // byte of every file once. Pure; any thread.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -16,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/byte_runs.h"
+#include "common/model/other_files.h"
 #include "google/protobuf/repeated_field.h"
 #include "stemma/internal/v1/checkpoint.pb.h"
 
@@ -24,6 +26,9 @@ namespace stemma::server {
 inline constexpr std::string_view kManifestFile = "manifest.json";
 inline constexpr std::string_view kClientStateFile = "client_state";  // the server's own; its part says rank 0
 inline constexpr std::string_view kOptimFolder = "optim";
+// The folders in a checkpoint's that parts may be in. A save has optim/ from its beginning; who writes into another one
+// makes it.
+inline constexpr std::array<std::string_view, 2> kPartFolders = {kOptimFolder, kChatTemplatesFolder};
 
 using CheckpointParts = google::protobuf::RepeatedPtrField<internal::v1::CheckpointPart>;
 
@@ -64,9 +69,9 @@ class PieceOrder {
   std::priority_queue<Next, std::vector<Next>, std::greater<>> next_;  // the run that comes first on top
 };
 
-using FilesOfParts = std::map<std::string, FileOfParts>;  // by name: NAME or optim/NAME
+using FilesOfParts = std::map<std::string, FileOfParts>;  // by name: NAME, or FOLDER/NAME of kPartFolders
 
-// Says whether a part may have a file of that name: NAME or optim/NAME, and neither manifest.json nor optim. Errors:
+// Says whether a part may have a file of that name: NAME or FOLDER/NAME, and neither manifest.json nor FOLDER. Errors:
 // InvalidArgument, with the name and the rule.
 absl::Status CheckPartName(std::string_view file);
 

@@ -61,8 +61,8 @@ class CheckpointStore {
   // error the temporary folder is gone and nothing else changed. The version is this program's. Errors:
   // CORRUPT_CHECKPOINT - the file (and its writer's rank) is not what was written; CHECKPOINT_EXISTS, whose metadata
   // "name" says which; DISK_FULL; LIMIT_EXCEEDED - client_state, or the manifest; InvalidArgument - a name, also of a
-  // part's file: NAME or optim/NAME, neither manifest.json nor client_state; Cancelled - `goes_on` said no while it
-  // was read back.
+  // part's file, which is not client_state either (CheckPartName); Cancelled - `goes_on` said no while it was read
+  // back.
   absl::StatusOr<StoredCheckpoint> Commit(const std::string& temporary, internal::v1::CheckpointManifest manifest,
                                           const std::string& client_state, const GoesOn& goes_on = AlwaysGoesOn) const;
   // Drops a save, or removes what Retire renamed. What cannot be removed is logged, and goes with the next Open.

@@ -30,7 +30,8 @@ std::vector<std::string> Seeds() {
     columns.set_runs(3);
     columns.set_stride(8);
   }
-  const std::string short_one = R"({"version":2,"name":"a","parts":[{"file":"config.json"}],"seal":")";
+  const std::string short_one =
+      R"({"version":2,"name":"a","parts":[{"file":"additional_chat_templates/a.jinja"}],"seal":")";
   return {server::EncodeManifest(manifest).value(), short_one + std::string(64, '0') + "\"}"};
 }
 

@@ -74,6 +74,7 @@ absl::StatusOr<CheckpointParts> WriteFiles(const CheckpointFiles& files, const P
   for (const FileShare& share : files.shares) RETURN_IF_ERROR(write(share));
   if (files.source == nullptr) return parts;
   for (const auto& [name, path] : files.source->other_files) {
+    RETURN_IF_ERROR(MakeFolderOf(files.folder, name));
     ASSIGN_OR_RETURN(const FileShare share, OtherFile(files, name, path));
     RETURN_IF_ERROR(write(share));
   }

@@ -22,7 +22,7 @@ struct CheckpointFiles {
   std::string folder;  // is there, with its folder kMomentsFolder
   uint32_t rank = 0;
   std::vector<FileShare> shares;
-  // Config, tokenizer and index are made from it; null: another rank writes them.
+  // Config, tokenizer, chat templates and index are made from it; null: another rank writes them.
   const ModelDirectory* source = nullptr;
   safetensors::Dtype dtype = safetensors::Dtype::kF32;
   std::string index;  // its content; written where the source has one

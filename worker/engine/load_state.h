@@ -17,7 +17,8 @@ std::string CheckpointsFolder(const internal::v1::Configure& configure);
 std::string CheckpointFolder(const internal::v1::Configure& configure, const std::string& name);
 
 // Loads this rank's part of the state that Configure names: a checkpoint's, or the model directory's weights with
-// moments of zero. Errors: as of LoadWeights and LoadCheckpoint; InvalidArgument - the checkpoint's name is none.
+// moments of zero. The rank that writes the directory's other files warns of those that it will leave out. Errors: as
+// of LoadWeights and LoadCheckpoint; InvalidArgument - the checkpoint's name is none.
 absl::StatusOr<Weights> LoadState(const internal::v1::Configure& configure, const ModelDirectory& directory,
                                   const ModelShard& shard, at::ScalarType dtype, at::Device device,
                                   const StateOptions& states);

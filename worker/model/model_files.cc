@@ -1,9 +1,13 @@
 #include "worker/model/model_files.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/file.h"
 #include "common/base/json.h"
 #include "common/base/status_macros.h"
 #include "common/model/config_difference.h"
@@ -13,6 +17,8 @@ namespace stemma::worker {
 namespace {
 
 using safetensors::Dtype;
+
+constexpr mode_t kFolderMode = 0755;
 
 struct FileDtype {
   const char* name;
@@ -37,6 +43,14 @@ absl::StatusOr<nlohmann::ordered_json> ParseObject(const std::string& path, cons
 std::string FileText(const nlohmann::ordered_json& json) { return json.dump(2) + "\n"; }
 
 }  // namespace
+
+absl::Status MakeFolderOf(const std::string& folder, const std::string& name) {
+  const size_t slash = name.find('/');
+  if (slash == name.npos) return absl::OkStatus();
+  const std::string path = absl::StrCat(folder, "/", name.substr(0, slash));
+  return mkdir(path.c_str(), kFolderMode) == 0 || errno == EEXIST ? absl::OkStatus()
+                                                                  : ErrnoStatus("create", path, errno);
+}
 
 absl::StatusOr<Dtype> ParseFileDtype(const std::string& name) {
   for (const FileDtype& d : kFileDtypes) {

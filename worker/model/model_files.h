@@ -16,6 +16,10 @@ namespace stemma::worker {
 // A tokenizer of a large vocabulary has some 20 MB; nothing that is copied is larger than this.
 inline constexpr uint64_t kOtherFileBytesMax = uint64_t{256} << 20;
 
+// Makes the folder in `folder` that the file `name` lies in, where the name has one, as additional_chat_templates/NAME.
+// Errors: those of mkdir; `folder` itself is there.
+absl::Status MakeFolderOf(const std::string& folder, const std::string& name);
+
 // Takes float32, float64, bfloat16, float16. Errors: InvalidArgument.
 absl::StatusOr<safetensors::Dtype> ParseFileDtype(const std::string& name);
 

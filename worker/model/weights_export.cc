@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 #include <unordered_map>
 #include <utility>
 
@@ -10,7 +11,6 @@
 #include "common/base/file.h"
 #include "common/base/shared_file.h"
 #include "common/base/status_macros.h"
-#include "common/base/temporary_folder.h"
 #include "common/model/model_tensors.h"
 #include "worker/backend/cpu/finite.h"
 #include "worker/model/model_files.h"
@@ -123,16 +123,6 @@ absl::Status WriteWhole(const std::string& path, const std::string& content) {
   return file.Close();
 }
 
-absl::Status WriteChatTemplates(const std::string& folder, const FilesByName& templates) {
-  if (templates.empty()) return absl::OkStatus();
-  if (const int error = MakeFolders(folder); error != 0) return ErrnoStatus("create", folder, error);
-  for (const auto& [name, path] : templates) {
-    ASSIGN_OR_RETURN(const std::string content, ReadFile(path, kOtherFileBytesMax));
-    RETURN_IF_ERROR(WriteWhole(absl::StrCat(folder, "/", name), content));
-  }
-  return SyncFolder(folder);
-}
-
 }  // namespace
 
 absl::StatusOr<WeightsExport> WeightsExport::Make(const Weights& weights, const ModelDirectory& source,
@@ -200,9 +190,12 @@ absl::Status WeightsExport::WriteOtherFiles(const std::string& folder) const {
     if ((dtype_.has_value() || changes_bytes_) && name == "model.safetensors.index.json") {
       ASSIGN_OR_RETURN(content, IndexWithTotalSize(path, content, tensor_bytes_));
     }
+    RETURN_IF_ERROR(MakeFolderOf(folder, name));
     RETURN_IF_ERROR(WriteWhole(fs::path(folder) / name, content));
   }
-  return WriteChatTemplates(fs::path(folder) / kChatTemplatesFolder, source_->chat_templates);
+  const std::string templates = fs::path(folder) / kChatTemplatesFolder;
+  std::error_code error;
+  return fs::exists(templates, error) ? SyncFolder(templates) : absl::OkStatus();
 }
 
 }  // namespace stemma::worker

@@ -201,9 +201,6 @@ absl::Status RunInspect(const InspectOptions& options) {
   record["tensors_by_dtype"] = dtypes;
   std::vector<std::string> other_files;
   for (const auto& [name, path] : directory->other_files) other_files.push_back(name);
-  for (const auto& [name, path] : directory->chat_templates) {
-    other_files.push_back(absl::StrCat(kChatTemplatesFolder, "/", name));
-  }
   record["other_files"] = other_files;
   WriteFields(options.output, record, std::cout);
   return absl::OkStatus();

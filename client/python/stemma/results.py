@@ -74,7 +74,7 @@ class Checkpoint:
     weights_digest      of the weights, 64 characters: "2:", the way in which it is made, and 62 hexadecimal digits. Without a
                         mark it was made in an earlier way, and says nothing of one that has it
     bytes               of all its files
-    saved_at_s          seconds since 1970, UTC, by the server's clock
+    saved_at_s          seconds since 1970, UTC, by the server's clock, and later than any other's that it knew then
     pinned              whether it stays until it is deleted by name
     damage              what was found wrong with it; "": nothing
     client_state_bytes  of what the client saved with it

@@ -1,6 +1,8 @@
 // Which files of a model directory an export copies.
 #include "common/model/other_files.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -19,6 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::IsOk;
 using testing::StatusIs;
+using ::testing::UnorderedElementsAre;
 
 class OtherFilesTest : public ::testing::Test {
  protected:
@@ -30,7 +33,7 @@ class OtherFilesTest : public ::testing::Test {
     EXPECT_THAT(found, IsOk());
     std::vector<std::string> names;
     if (found.ok()) {
-      for (const auto& [name, path] : found->top) names.push_back(name);
+      for (const auto& [name, path] : found->files) names.push_back(name);
     }
     return names;
   }
@@ -81,17 +84,56 @@ TEST_F(OtherFilesTest, CodeIsCopiedWhereTheTokenizerNamesSome) {
   EXPECT_THAT(Found(), ElementsAre("tokenizer_config.json", "train.py"));
 }
 
+TEST_F(OtherFilesTest, AProcessorMayNameCodeToo) {
+  Write("processing.py", "");
+  for (const std::string name :
+       {"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}) {
+    Write(name);
+    EXPECT_THAT(Found(), ElementsAre(name)) << "control";
+    Write(name, R"({"auto_map": {"AutoProcessor": "processing.P"}})");
+    EXPECT_THAT(Found(), UnorderedElementsAre(name, "processing.py"));
+    fs::remove(folder_ / name);
+  }
+}
+
 TEST_F(OtherFilesTest, FurtherChatTemplatesLieInTheirFolder) {
   fs::create_directory(folder_ / kChatTemplatesFolder);
   for (const char* name : {"tool_use.jinja", "rag.jinja", "notes.txt", ".hidden.jinja"}) {
     Write(std::string(kChatTemplatesFolder) + "/" + name, "");
   }
+  EXPECT_THAT(Found(), ElementsAre("additional_chat_templates/rag.jinja", "additional_chat_templates/tool_use.jinja"));
+}
+
+// Exports and checkpoints have names of a few characters: whoever opened one without the file would not know why.
+TEST_F(OtherFilesTest, WhatIsLeftOutForItsNameIsNamed) {
+  fs::create_directory(folder_ / kChatTemplatesFolder);
+  for (const char* name : {"rag+tools.jinja", "my notes.txt", "rag.jinja"}) {
+    Write(std::string(kChatTemplatesFolder) + "/" + name, "");
+  }
+  for (const char* name : {"my words.tiktoken", "my notes.txt"}) Write(name, "");
   const auto found = FindOtherFiles(folder_.path());
   ASSERT_THAT(found, IsOk());
-  EXPECT_THAT(found->top, IsEmpty());
-  ASSERT_EQ(found->chat_templates.size(), 2u);
-  EXPECT_THAT(found->chat_templates.at("tool_use.jinja"), HasSubstr("/additional_chat_templates/tool_use.jinja"));
-  EXPECT_TRUE(found->chat_templates.contains("rag.jinja"));
+  EXPECT_EQ(found->files.size(), 1u);
+  EXPECT_THAT(found->left_out,
+              UnorderedElementsAre(HasSubstr("additional_chat_templates/\"rag+tools.jinja\" is not a valid name"),
+                                   HasSubstr("\"my words.tiktoken\" is not a valid name")));
+}
+
+TEST_F(OtherFilesTest, AFolderThatMayNotBeListedSaysSo) {
+  constexpr uid_t kNobody = 65534;
+  fs::create_directory(folder_ / kChatTemplatesFolder);
+  const uid_t user = geteuid();
+  for (const std::string& folder : {folder_.path(), std::string(folder_ / kChatTemplatesFolder)}) {
+    fs::permissions(folder_.path(), fs::perms(0755));
+    ASSERT_THAT(FindOtherFiles(folder_.path()), IsOk()) << "control";
+    fs::permissions(folder, fs::perms(0311));
+    ASSERT_EQ(seteuid(user == 0 ? kNobody : user), 0);
+    const absl::Status status = FindOtherFiles(folder_.path()).status();
+    ASSERT_EQ(seteuid(user), 0);
+    fs::permissions(folder, fs::perms(0755));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kPermissionDenied,
+                                 HasSubstr("list the files of the model directory " + folder)));
+  }
 }
 
 TEST_F(OtherFilesTest, ALinkThatLeadsNowhereIsToldIfItIsOneOfThem) {

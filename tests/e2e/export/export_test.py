@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import tokenizers
@@ -81,17 +82,44 @@ def rendered(directory):
     return [tokenizer.apply_chat_template(MESSAGES, tools=given, tokenize=False) for given in (tools, None)]
 
 
-def test_a_tokenizer_of_several_chat_templates_is_the_same_after_an_export(tmp_path):
-    loaded = models.make(str(tmp_path / "model"), models.Spec("llama"))
+def make_with_templates(folder):
+    """A model whose tokenizer has TEMPLATES."""
+    loaded = models.make(folder, models.Spec("llama"))
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"hi": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
     tokenizer.chat_template = TEMPLATES
     tokenizer.save_pretrained(loaded)
+    return loaded
+
+
+def test_a_tokenizer_of_several_chat_templates_is_the_same_after_an_export(tmp_path):
+    loaded = make_with_templates(str(tmp_path / "model"))
     with server(loaded, data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
         exported = client.export("chats")
         client.delete_export(os.path.basename(client.export("gone")))
     assert os.listdir(tmp_path / "data" / "exports") == ["chats"]
     assert rendered(exported) == rendered(loaded) == ["Thi", "Dhi"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_tokenizer_of_several_chat_templates_is_the_same_in_a_checkpoint_and_what_goes_on_from_it(workers, tmp_path):
+    """As the model directory, and as the checkpoint that another data directory begins with."""
+    loaded = make_with_templates(str(tmp_path / "model"))
+    with server(loaded, data=str(tmp_path / "data"), workers=workers) as local, stemma.Client(local.address) as client:
+        saved = client.save_checkpoint("k").path
+        assert client.verify_checkpoint("k").damage == ""
+    assert rendered(saved) == ["Thi", "Dhi"]
+    moved = tmp_path / "resumed" / "checkpoints" / "k"
+    moved.parent.mkdir(parents=True)
+    shutil.copytree(saved, moved)
+    for data in ("as-a-model", "resumed"):
+        with server(saved, data=str(tmp_path / data), workers=workers) as local, stemma.Client(local.address) as client:
+            assert [known.name for known in client.list_checkpoints()] == (["k"] if data == "resumed" else [])
+            assert rendered(client.export("chats")) == ["Thi", "Dhi"], data
+            assert rendered(client.save_checkpoint("next").path) == ["Thi", "Dhi"], data
+            client.save_checkpoint("newest")
+            client.delete_checkpoint("next")
+        assert not (tmp_path / data / "checkpoints" / "next").exists()
 
 
 @pytest.mark.parametrize("shard", ["1GB", "10KB"], ids=["one file", "sharded"])

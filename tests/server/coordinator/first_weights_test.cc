@@ -72,6 +72,7 @@ TEST_F(FirstWeightsTest, ANewDirectoryWithoutAWholeCheckpointDoesNotBeginAnew) {
 TEST_F(FirstWeightsTest, AFileBesideTheCheckpointsIsNone) {
   ASSERT_EQ(ChooseResumed(kNewest, *Open()).value_or("none"), "");
   SetBytes(folder_ / "checkpoints/file", "notes");
+  std::filesystem::create_symlink(folder_ / "checkpoints/file", folder_ / "checkpoints/link-to-file");
   EXPECT_EQ(ChooseResumed(kNewest, *Open()).value_or("none"), "");
   for (const std::string& target : {folder_.path(), std::string("nothing")}) {
     std::filesystem::create_symlink(target, folder_ / "checkpoints/link");

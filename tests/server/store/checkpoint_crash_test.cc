@@ -118,9 +118,10 @@ class CheckpointSyncTest : public ::testing::Test {
 TEST_F(CheckpointSyncTest, FilesThenTheManifestThenTheFoldersAreSynced) {
   ASSERT_THAT(CommitSave(store_, folder_.path(), MakeSave("a", 1, 1), "state"), IsOk());
   const std::vector<std::string> synced = TakeSyncedFiles();
-  EXPECT_THAT(synced, ElementsAre("client_state", "client_state", "config.json", "empty", "model.safetensors",
-                                  "rank-0.safetensors", "rank-1.safetensors", "optim", ".tmp-a",
-                                  StartsWith(".manifest.json."), ".tmp-a", "checkpoints"));
+  EXPECT_THAT(synced,
+              ElementsAre("client_state", "tool_use.jinja", "client_state", "config.json", "empty", "model.safetensors",
+                          "rank-0.safetensors", "rank-1.safetensors", "additional_chat_templates", "optim", ".tmp-a",
+                          StartsWith(".manifest.json."), ".tmp-a", "checkpoints"));
   ASSERT_THAT(store_.Retire("a"), IsOk());
   EXPECT_THAT(TakeSyncedFiles(), ElementsAre("checkpoints"));
 }
@@ -129,7 +130,7 @@ TEST_F(CheckpointSyncTest, AFailedSyncEndsTheSaveAndLeavesNothing) {
   ASSERT_THAT(CommitSave(store_, folder_.path(), MakeSave("old", 1, 1), "state of old"), IsOk());
   const DrawnSave save = MakeSave("new", 2, 2);
   for (const char* file : {"client_state", "config.json", "model.safetensors", "rank-1.safetensors", "/optim",
-                           "/.tmp-new", "/checkpoints"}) {
+                           "/additional_chat_templates", "/.tmp-new", "/checkpoints"}) {
     for (const int error : {EIO, ENOSPC}) {
       const std::string temporary = WriteSave(store_, folder_.path(), save);
       FailSyncsOf(file, error);

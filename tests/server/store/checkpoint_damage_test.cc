@@ -29,7 +29,7 @@ class CheckpointDamageTest : public ::testing::Test {
     EXPECT_THAT(stored, IsOk());
     manifest_sha256_ = stored->manifest_sha256;
     files_ = TreeOf(path_);
-    EXPECT_EQ(files_.size(), 7u);
+    EXPECT_EQ(files_.size(), 8u);
   }
 
   void ExpectRefused(const std::string& file, const std::string& text, const std::string& what) const {
@@ -113,7 +113,8 @@ TEST_F(CheckpointDamageTest, AnExtraFileThatALoaderWouldTakeIsRefused) {
 
 // A checkpoint that was passed over for a user's notes would cost the steps since the one before.
 TEST_F(CheckpointDamageTest, WhatNobodyReadsIsNoDamage) {
-  for (const char* file : {"NOTES.txt", ".DS_Store", "optim/extra"}) SetBytes(Path(file), "x");
+  for (const char* file : {"NOTES.txt", ".DS_Store", "optim/extra", "additional_chat_templates/extra"})
+    SetBytes(Path(file), "x");
   fs::create_directories(Path(".cache/huggingface"));
   fs::create_directory(Path("optim/optim"));
   fs::create_symlink(folder_.path(), Path("link"));
@@ -125,7 +126,7 @@ TEST_F(CheckpointDamageTest, SwappedFilesAreRefused) {
   DrawnSave save = MakeSave("b", kSeed, 5);
   AddPart(save, "twin-1", 3, {});
   AddPart(save, "twin-2", 4, {});
-  save.manifest.mutable_parts()->DeleteSubrange(6, 2);
+  save.manifest.mutable_parts()->DeleteSubrange(7, 2);
   save.contents["twin-1"] = "12345";
   save.contents["optim/twin-2"] = "12354";
   AddPart(save, "twin-1", 3, {{0, 5}});
@@ -150,13 +151,19 @@ TEST_F(CheckpointDamageTest, AnotherCheckpointUnderThisNameIsRefused) {
 }
 
 TEST_F(CheckpointDamageTest, ALinkInPlaceOfAFolderIsNotFollowed) {
-  fs::rename(Path("optim"), folder_ / "optim");
-  fs::create_directory_symlink(folder_ / "optim", Path("optim"));
-  ExpectRefused("optim", "is no folder, or a link", "a link to optim/");
-  fs::remove(Path("optim"));
-  ExpectRefused("optim/rank-0.safetensors", "is missing; its 5000 bytes were written by rank 0", "no optim/");
-  fs::rename(folder_ / "optim", Path("optim"));
-  EXPECT_THAT(store_.Verify("a", manifest_sha256_), IsOk()) << "control";
+  for (const auto& [name, file] :
+       {std::pair(std::string("optim"), std::string("rank-0.safetensors")), {kChatTemplatesFolder, "tool_use.jinja"}}) {
+    fs::rename(Path(name), folder_ / name);
+    fs::create_directory_symlink(folder_ / name, Path(name));
+    ExpectRefused(name, "is no folder, or a link", "a link to it");
+    fs::remove(Path(name));
+    SetBytes(Path(name), "a file");
+    ExpectRefused(name, "is no folder, or a link", "a file");
+    fs::remove(Path(name));
+    ExpectRefused(absl::StrCat(name, "/", file), "bytes were written by rank 0", "not there");
+    fs::rename(folder_ / name, Path(name));
+    EXPECT_THAT(store_.Verify("a", manifest_sha256_), IsOk()) << "control";
+  }
   fs::rename(path_, folder_ / "away");
   fs::create_directory_symlink(folder_ / "away", path_);
   const absl::Status status = store_.Verify("a", manifest_sha256_).status();

@@ -86,7 +86,7 @@ inline internal::v1::ByteRange Columns(uint64_t begin, uint64_t bytes, uint64_t 
   return columns;
 }
 
-// Two ranks wrote the weights in turns, each its own moments, rank 0 an empty file too.
+// Two ranks wrote the weights in turns, each its own moments, rank 0 an empty file and a chat template too.
 inline DrawnSave MakeSave(const std::string& name, uint64_t seed, uint64_t step, uint64_t weight_bytes = 10000) {
   DrawnSave save;
   save.manifest.set_name(name);
@@ -99,6 +99,7 @@ inline DrawnSave MakeSave(const std::string& name, uint64_t seed, uint64_t step,
   save.contents = {{"model.safetensors", DrawnContent(seed, weight_bytes)},
                    {"config.json", DrawnContent(seed + 1, 300)},
                    {"empty", ""},
+                   {"additional_chat_templates/tool_use.jinja", DrawnContent(seed + 4, 200)},
                    {"optim/rank-0.safetensors", DrawnContent(seed + 2, 5000)},
                    {"optim/rank-1.safetensors", DrawnContent(seed + 3, 4000)}};
   const uint64_t third = weight_bytes / 3;
@@ -108,6 +109,7 @@ inline DrawnSave MakeSave(const std::string& name, uint64_t seed, uint64_t step,
   AddPart(save, "optim/rank-0.safetensors", 0, {{0, 5000}});
   AddPart(save, "config.json", 0, {{0, 300}});
   AddPart(save, "empty", 0, {});
+  AddPart(save, "additional_chat_templates/tool_use.jinja", 0, {{0, 200}});
   return save;
 }
 
@@ -116,8 +118,11 @@ inline std::string WriteSave(const CheckpointStore& store, const std::string& di
   absl::StatusOr<std::string> temporary = store.Begin(save.manifest.name());
   EXPECT_THAT(temporary, testing::IsOk());
   if (!temporary.ok()) return "";
-  for (const auto& [name, bytes] : save.contents)
-    SetBytes(directory + "/checkpoints/" + *temporary + "/" + name, bytes);
+  const std::string folder = directory + "/checkpoints/" + *temporary + "/";
+  for (const auto& [name, bytes] : save.contents) {
+    if (name.starts_with(kChatTemplatesFolder)) std::filesystem::create_directory(folder + kChatTemplatesFolder);
+    SetBytes(folder + name, bytes);
+  }
   return *temporary;
 }
 

@@ -40,7 +40,7 @@ TEST_F(CheckpointOfAnotherTest, AManifestOfAnotherVersionIsNoAnswer) {
   EXPECT_THAT(store_.Scan().status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("newer/manifest.json"), HasSubstr("use the program that wrote it"),
-                             HasSubstr("move the folder away"))));
+                             HasSubstr("move the folder away, which gives up the steps since"))));
 }
 
 DrawnSave SaveOfModel(const std::string& name, const std::string& config_json) {

@@ -181,7 +181,7 @@ TEST_F(CheckpointStoreTest, BeginEmptiesWhatWasThereAndOthersMayReadIt) {
     ASSERT_EQ(stat(Path(name).c_str(), &info), 0);
     EXPECT_EQ(info.st_mode & 0777, 0755u) << name;
   }
-  EXPECT_TRUE(fs::is_empty(Path(".tmp-a/optim")));
+  EXPECT_TRUE(fs::is_empty(Path(".tmp-a/optim")) && !fs::exists(Path(".tmp-a/additional_chat_templates")));
 }
 
 TEST_F(CheckpointStoreTest, AnExistingNameIsRefusedAndKept) {
@@ -254,9 +254,9 @@ TEST_F(CheckpointStoreTest, ANameIsNeverAPath) {
 TEST_F(CheckpointStoreTest, APartsFileNameIsNeverAPath) {
   SetBytes(folder_ / "checkpoints/x", "outside");
   for (const std::string& file :
-       {std::string("../x"), std::string("/etc/hostname"), std::string("optim"), std::string(), std::string("optim/"),
-        std::string("optim/../x"), std::string("a/b"), std::string("optim/a/b"), std::string("manifest.json"),
-        std::string("client_state"), std::string(".hidden"), std::string("a\0b", 3), std::string("optim//a")}) {
+       std::vector<std::string>{"../x", "/etc/hostname", "optim", "", "optim/", "optim/../x", "a/b", "optim/a/b",
+                                "manifest.json", "client_state", ".hidden", std::string("a\0b", 3), "optim//a",
+                                kChatTemplatesFolder, "additional_chat_templates/../x", "Optim/a"}) {
     DrawnSave save = MakeSave("a", 1, 1);
     const std::string temporary = WriteSave(store_, folder_.path(), save);
     save.manifest.mutable_parts(4)->set_file(file);

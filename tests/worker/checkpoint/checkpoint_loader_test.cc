@@ -235,7 +235,12 @@ TEST_F(CheckpointLoaderTest, FilesThatAreCutOrGoneAreNamed) {
 }
 
 TEST_F(CheckpointLoaderTest, LinksAreRefused) {
-  for (const std::string file : {"model.safetensors", "config.json", kMoments[0], "optim"}) {
+  const std::string templates = kChatTemplatesFolder, of_tools = templates + "/tool_use.jinja";
+  fs::create_directory(path_ + "/" + templates);
+  ASSERT_THAT(WriteFile(path_ + "/" + of_tools, "{{ tools }}"), IsOk());
+  ASSERT_THAT(Load(), IsOk()) << "control";
+  for (const std::string& file : {std::string("model.safetensors"), std::string("config.json"),
+                                  std::string(kMoments[0]), std::string("optim"), templates, of_tools}) {
     const fs::path path = fs::path(path_) / file, elsewhere = folder_ / "elsewhere";
     fs::rename(path, elsewhere);
     fs::create_symlink(elsewhere, path);

@@ -111,6 +111,21 @@ TEST_F(CheckpointSaverTest, WithoutRoomForTheCopyTheFilesAreTheSame) {
   EXPECT_TRUE(Saved(*MakeSaver(2 * just_enough - 2, 2), "shared", 0) == staged) << "the other rank copies as much";
 }
 
+// Where the model has none there is no folder for them either.
+TEST_F(CheckpointSaverTest, FurtherChatTemplatesAreSavedWhereTheModelHasSome) {
+  const auto without = Saved(*MakeSaver(), "without", StateBytes());
+  EXPECT_FALSE(fs::exists(folder_ / "checkpoints/without/additional_chat_templates"));
+  fs::create_directory(folder_ / "model/additional_chat_templates");
+  const std::string name = "additional_chat_templates/tool_use.jinja", empty = "additional_chat_templates/none.jinja";
+  ASSERT_THAT(WriteFile(folder_ / ("model/" + name), "{{ tools }}"), IsOk());
+  ASSERT_THAT(WriteFile(folder_ / ("model/" + empty), ""), IsOk());
+  directory_ = *OpenModelDirectory(folder_ / "model");
+  auto with = Saved(*MakeSaver(), "with", StateBytes());
+  EXPECT_EQ(with[name], "{{ tools }}");
+  EXPECT_EQ(with.erase(name) + with.erase(empty), 2u);
+  EXPECT_TRUE(with == without);
+}
+
 // The writer reads host memory only; the states of a device come there as a copy, or piece by piece.
 TEST_F(CheckpointSaverTest, StatesOfADeviceAreCopied) {
   const auto expected = Saved(*MakeSaver(), "host", StateBytes());

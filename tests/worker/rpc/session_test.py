@@ -190,6 +190,24 @@ def test_a_model_that_may_not_be_read_is_the_configurations_fault(server):
     assert code == 2 and "Permission denied" in said, said
 
 
+def test_a_file_that_no_export_will_have_is_named(server):
+    """The rank that would write it says so, and the others do not say it again."""
+    templates = server.root / "model" / "additional_chat_templates"
+    shutil.copytree(MODEL, server.root / "model")
+    templates.mkdir()
+    for name in ("rag+tools.jinja", "tools.jinja"):
+        (templates / name).write_text("")
+    process, session, _ = server.start()
+    fields = configure(server.root)
+    fields["config"]["model"] = str(server.root / "model")
+    session.send(configure=fields)
+    session.expect("ready")
+    session.close()
+    _, said = ended(process, ENDS_WITHIN_S)
+    (line,) = [line for line in said.splitlines() if ".jinja" in line]
+    assert "WARNING" in line and f'{server.root}/model' in line and 'additional_chat_templates/"rag+tools.jinja" is not a valid name' in line, line
+
+
 def test_the_ready_file_of_a_worker_that_ended_goes_before_the_new_one_has_the_model(server):
     ready = server.root / "ready"
     ready.write_text("127.0.0.1:1\n")
