@@ -20,7 +20,7 @@ _DIRECTORY = re.compile(r"(?<![\w.}\])>-])/(work|tmp|var/tmp|root|home|mnt|media
 _HOST = re.compile(r"\b(?:[a-z0-9-]+\.)+(?:org|com|io|net|dev|ai|co|cn|edu)\b(?![\w(.]*\()", re.I)
 _HOSTS_ALLOWED = {"stemma.dev", "type.googleapis.com", "example.com", "example.org", "ui.perfetto.dev", "www.w3.org"}
 _INDEX = re.compile(r"--(extra-)?index-url|--find-links|--trusted-host|(?<![=\w.])\d{1,3}(?:\.\d{1,3}){3}\b")
-_ADDRESSES_ALLOWED = re.compile(r"^(127\.|0\.0\.0\.0|10\.0\.0\.|192\.0\.2\.|255\.)")
+_ADDRESSES_ALLOWED = re.compile(r"^(127\.|0\.0\.0\.0|10\.0\.0\.|192\.0\.2\.|233\.252\.0\.|255\.)")
 _MAKING = re.compile(r"co-authored-by|\b(?:written|made|generated|authored|drafted)\s+(?:by|with)\s+(?:an?\s+)?"
                      r"(?:ai|llm|language model|agent|assistant|chatbot|bot)\b|\bas an ai\b|\bchain of thought\b", re.I)
 # A comment that opens so is the end of a sentence whose beginning only its author knows.

@@ -36,7 +36,6 @@ HostArena::~HostArena() {
 
 void* HostArena::Take(int64_t bytes) {
   CHECK_GT(bytes, 0);
-  bytes = RoundUp(bytes, kAlignment);
   if (bytes > capacity_bytes_ - current_bytes() || bytes > static_cast<int64_t>(slabs_.largest_free_bytes())) {
     return nullptr;
   }

@@ -165,6 +165,7 @@ absl::StatusOr<uint64_t> FakeEngine::Export(const internal::v1::Export& request)
 }
 
 absl::Status FakeEngine::Save(const internal::v1::Save& request, const SaveAnswers& answers) {
+  if (request.folder() == "lost") return RankLost();
   if (request.folder() == "refuse") return absl::FailedPreconditionError("told to refuse");
   internal::v1::SaveStaged staged;
   staged.set_id(request.id());

@@ -6,7 +6,7 @@
 //   "crash..."      the process ends in Prepare          "stay..."       the process ends in Apply
 //   "stuck..."      waits for ever, as a hung device does; so does an export of the name "stuck"
 //   "ruin..."       APPLY reports a weight that is not finite
-//   "lost..."       Prepare finds another rank gone; so does an export or a log-prob pass of this name
+//   "lost..."       Prepare finds another rank gone; so does an export, a save or a log-prob pass of this name
 //   "parted..."     Apply finds another rank gone
 //   "refuse..."     answers Prepare with an error        anything else   votes yes, gradient norm 1
 // An export of the name "taken" finds it there. A save into the folder "refuse" is refused; any other is staged, and

@@ -104,7 +104,10 @@ TEST_P(CheckpointLayoutTest, EveryByteHasOneWriterAndTheRightElement) {
     for (int64_t dp_rank = 0; dp_rank < dp; ++dp_rank) {
       const bool first = dp_rank == 0 && tp_rank == 0;
       const std::vector<FileShare> shares = MakeShares(files, weights, shards.owned(dp_rank), first);
-      for (const FileShare& share : shares) EXPECT_EQ(share.front.empty(), !first);
+      for (const FileShare& share : shares) {
+        EXPECT_EQ(share.front.empty(), !first);
+        EXPECT_FALSE(share.front.empty() && share.pieces.empty()) << "a part of nothing";
+      }
       AddShares(shares, elements, element_bytes, written);
     }
   }

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/cost/state_shards.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/thread_communicator.h"
 
@@ -37,11 +38,12 @@ worker::Weights SharedWeights(const std::vector<int64_t>& sizes, double value) {
   return weights;
 }
 
-// Models share one tensor between their stages today; what it is received into is as large as the largest of several.
+// Models share one tensor between their stages today; what it is received into is as large as the largest of several,
+// or as a part of one.
 TEST(PartialGradientsTest, StagesAddUpTensorsOfAnySizeInAnyOrder) {
   v1::Mesh mesh;
   mesh.set_pp(2);
-  for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{5, 3}, std::vector<int64_t>{3, 5}}) {
+  for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{5, 3}, {3, 5}, {kStageGradientElements + 3}}) {
     std::vector<worker::MeshRanks> ranks = MakeThreadMesh(mesh, /*kv_replicas=*/1, kRankWaitsAtMost);
     std::vector<worker::Weights> weights = {SharedWeights(sizes, 1), SharedWeights(sizes, 2)};
     std::vector<std::thread> threads;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,29 @@ TEST(LossPlanTest, AnotherNumberOfWeightsThanRolloutsIsRefused) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << weights.size();
     EXPECT_THAT(status.message(), HasSubstr("rollout_weights"));
   }
+}
+
+TEST(LossPlanTest, OptionsAreTheRequests) {
+  internal::v1::Prepare prepare = PrepareOf({1});
+  v1::LossConfig& loss = *prepare.mutable_header()->mutable_loss();
+  loss.set_loss_mode("vanilla");
+  loss.set_clip_ratio_low(0.1);
+  loss.set_clip_ratio_high(0.3);
+  loss.set_entropy_coeff(0.02);
+  const LossOptions plain = MakeLossPlan(prepare, kRollouts)->options;
+  EXPECT_EQ(plain.mode, LossMode::kVanilla);
+  EXPECT_EQ(plain.clip_low, 0.1);
+  EXPECT_EQ(plain.clip_high, 0.3);
+  EXPECT_EQ(plain.entropy_coeff, 0.02);
+  EXPECT_EQ(plain.clip_c, std::nullopt) << "absent: off, and not 0";
+  EXPECT_EQ(plain.kl_type, KlType::kNone);
+  loss.set_clip_ratio_c(3);
+  loss.set_kl_loss_coef(0);  // measured all the same
+  loss.set_kl_loss_type("k2+");
+  const LossOptions all = MakeLossPlan(prepare, kRollouts)->options;
+  EXPECT_EQ(all.clip_c, 3);
+  EXPECT_EQ(all.kl_type, ParseKlType("k2")->type);
+  EXPECT_TRUE(all.kl_straight_through);
 }
 
 TEST(LossPlanTest, AGroupThatIsNotInThePayloadIsRefused) {

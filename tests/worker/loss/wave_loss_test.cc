@@ -78,6 +78,41 @@ TEST(WaveLossTest, OnPolicyHasNoOldLogProbsAndEntryWeightsHaveTheirs) {
   EXPECT_TRUE(Holds(RowsOf(plan, members, {0, 2}).ref_log_prob_T, {-9, -10}));
 }
 
+// Gives each row gradients of its own.
+void NumberRows(const LossOperands& args) {
+  const at::Tensor numbers = at::arange(args.log_prob_T.numel(), at::kDouble);
+  args.dlog_prob_T.copy_(numbers + 1);
+  args.dentropy_T.copy_(numbers + 101);
+  args.sums.add_(1);
+}
+
+// A ratio of the whole rollout: the loss sees all rows, and a rank takes both gradients of its own. One counts the
+// sums.
+TEST(WaveLossTest, ARankOfASharedRolloutTakesItsOwnRowsGradients) {
+  const v1::Rollout rollout = RolloutOf({-1, -2, -3, -4}, 1);
+  LossPlan plan;
+  plan.options.mode = LossMode::kGspo;
+  plan.old_from = v1::LogProbSource::CLIENT;
+  Backend backend = TestBackend();
+  backend.kernels.loss = NumberRows;
+  for (const bool is_first : {true, false}) {
+    const SharedRows shared{.own_rows = 2,
+                            .is_first = is_first,
+                            .own = [](const at::Tensor& x_T) { return x_T.narrow(0, 1, 2); },
+                            .gather =
+                                [](const HeadOutput&) {
+                                  return HeadOutput{at::zeros({4}, at::kDouble), at::zeros({4}, at::kDouble)};
+                                }};
+    WaveLoss loss(plan, backend, {{&rollout, 1}}, &shared);
+    const at::Tensor numbers = at::zeros({2}, at::kDouble), dlog_prob = at::empty_like(numbers);
+    const at::Tensor dentropy = at::empty_like(numbers);
+    loss.head_loss().gradient({0, 2}, numbers, numbers, dlog_prob, dentropy);
+    EXPECT_TRUE(Holds(dlog_prob, {2, 3}));
+    EXPECT_TRUE(Holds(dentropy, {102, 103}));
+    EXPECT_EQ(loss.sums().sum().item<double>(), is_first ? kNumLossSums : 0);
+  }
+}
+
 TEST(WaveLossTest, AMemberWithoutImportanceWeightsBesideOneThatSendsThemHasOnes) {
   const v1::Rollout plain = RolloutOf({-1}, 1);
   v1::Rollout weighted = RolloutOf({-1, -1}, 1);

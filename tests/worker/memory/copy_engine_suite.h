@@ -159,6 +159,13 @@ TYPED_TEST_P(CopyEngineDeathTest, ATicketEndsOnce) {
         this->engine().Wait(ticket).IgnoreError();
       },
       "has ended already");
+  EXPECT_DEATH(
+      {
+        const CopyTicket ticket = this->engine().StartCopyOut({});
+        while (!this->engine().Done(ticket).value()) std::this_thread::yield();
+        this->engine().Wait(ticket).IgnoreError();
+      },
+      "has ended already");
 }
 REGISTER_TYPED_TEST_SUITE_P(CopyEngineDeathTest, ATicketEndsOnce);
 

@@ -5,6 +5,9 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <vector>
+
+#include "common/base/round_up.h"
 
 namespace stemma::worker {
 namespace {
@@ -41,6 +44,34 @@ TEST(SlabArenaTest, WhatIsWhollyFreeGoesBackBeforeMoreThanTheDemandIsMapped) {
   arena.Give(large);
 }
 
+// Its free block is the slab's first one, as of a slab that is wholly free.
+TEST(SlabArenaTest, ASlabWithATakenBlockStays) {
+  SlabArena arena;
+  void* first = arena.Take(60 * kMiB);
+  void* second = arena.Take(4 * kMiB);
+  EXPECT_EQ(arena.mapped_bytes(), 64 * kMiB);
+  arena.Give(first);
+  void* larger = arena.Take(61 * kMiB);  // gives back what is wholly free
+  EXPECT_EQ(arena.mapped_bytes(), 128 * kMiB);
+  std::memset(second, 1, 4 * kMiB);
+  arena.Give(second);
+  arena.Give(larger);
+}
+
+// What was demanded once may be demanded again: up to a quarter more stays mapped.
+TEST(SlabArenaTest, FreeSlabsStayWithinAQuarterOfTheHighestDemand) {
+  SlabArena arena;
+  std::vector<void*> slabs;
+  for (int i = 0; i < 5; ++i) slabs.push_back(arena.Take(100 * kMiB));
+  for (void* slab : slabs) arena.Give(slab);
+  void* within = arena.Take(102 * kMiB);
+  EXPECT_EQ(arena.mapped_bytes(), 602 * kMiB);
+  void* beyond = arena.Take(104 * kMiB);
+  EXPECT_EQ(arena.mapped_bytes(), 206 * kMiB);
+  arena.Give(within);
+  arena.Give(beyond);
+}
+
 TEST(SlabArenaTest, BlocksNeverOverlapUnderAnyOrderOfTakesAndGives) {
   SlabArena arena;
   std::mt19937 random(5);
@@ -52,19 +83,19 @@ TEST(SlabArenaTest, BlocksNeverOverlapUnderAnyOrderOfTakesAndGives) {
   size_t taken_bytes = 0;
   for (int i = 0; i < 3000; ++i) {
     if (taken.size() < 40 && random() % 3 != 0) {
-      const size_t bytes = (1 + random() % 4000) * 64;
+      const size_t bytes = 1 + random() % 256000;
       auto* p = static_cast<unsigned char*>(arena.Take(bytes));
       ASSERT_EQ(reinterpret_cast<uintptr_t>(p) % 64, 0u);
       const auto mark = static_cast<unsigned char>(random());
       std::memset(p, mark, bytes);
       ASSERT_TRUE(taken.insert({p, {bytes, mark}}).second);
-      taken_bytes += bytes;
+      taken_bytes += RoundUp(bytes, size_t{64});
     } else if (!taken.empty()) {
       const auto it = std::next(taken.begin(), static_cast<int64_t>(random() % taken.size()));
       const auto [bytes, mark] = it->second;
       for (size_t j = 0; j < bytes; j += 61) ASSERT_EQ(it->first[j], mark) << "written through another block";
       arena.Give(it->first);
-      taken_bytes -= bytes;
+      taken_bytes -= RoundUp(bytes, size_t{64});
       taken.erase(it);
     }
     ASSERT_EQ(arena.taken_bytes(), taken_bytes);

@@ -1,5 +1,6 @@
 #include "worker/memory/thread_copy_engine.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -76,6 +77,25 @@ TEST(ThreadCopyEngineTest, AnObserverHearsEveryCopyAndWait) {
   engine.Observe({});
   copy(Kind::kIn, 40);
   EXPECT_TRUE(heard.Take().empty()) << "nobody asks any more";
+}
+
+// Once the first copy has ended, the second is running: the thread takes it before it lets anyone know.
+TEST(ThreadCopyEngineTest, ACopyThatIsCancelledWhileItRunsIsOverAndTheNextOneIsWhole) {
+  constexpr size_t kMiB = size_t{1} << 20, kCount = 64 * kMiB;
+  const Bytes from(kCount, 1);
+  ThreadCopyEngine engine;
+  for (int i = 0; i < 5; ++i) {
+    Bytes first(1), to(kCount), next(kCount);
+    const CopyTicket before = engine.StartCopyOut({{from.data(), first.data(), 1}});
+    const CopyTicket running = engine.StartCopyOut({{from.data(), to.data(), static_cast<int64_t>(kCount)}});
+    ASSERT_TRUE(engine.Wait(before).ok());
+    engine.Cancel(running);
+    // Behind what it may have copied by now, within what it copies before it looks again.
+    std::fill(to.begin() + 3 * kMiB, to.begin() + 4 * kMiB, 0);
+    ASSERT_TRUE(engine.Wait(engine.StartCopyOut({{from.data(), next.data(), static_cast<int64_t>(kCount)}})).ok());
+    EXPECT_EQ(std::count(to.begin() + 3 * kMiB, to.begin() + 4 * kMiB, 0), static_cast<int64_t>(kMiB));
+    EXPECT_EQ(next, from);
+  }
 }
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Thread, CopyEngineTest, ThreadSide);

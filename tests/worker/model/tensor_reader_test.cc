@@ -76,6 +76,21 @@ TEST_F(TensorReaderTest, ALargeTensorIsReadInParts) {
   }
 }
 
+// The last part's element is named by its place in the tensor. What fp32 holds may be more than bf16 does.
+TEST_F(TensorReaderTest, AnElementThatTheRunCannotHoldIsNamed) {
+  constexpr int64_t kRows = 1100, kColumns = 16'384;  // two parts
+  Make(kRows, kColumns);
+  const auto file = RegularFile::Open(path_);
+  ASSERT_THAT(file, IsOk());
+  const auto read = [&](at::ScalarType held) {
+    return ReadTensor({path_, *file, entry_}, PiecesOf({0, kRows, 0, kColumns}).at(0), {.held = held},
+                      [](int64_t, const at::Tensor&) {});
+  };
+  Set(kRows - 1, 7, 3.4e38F);
+  EXPECT_THAT(read(at::kFloat), IsOk());
+  EXPECT_THAT(read(at::kBFloat16), Invalid("[1099, 7] is 3.4e+38, which overflows"));
+}
+
 TEST_F(TensorReaderTest, AFileThatIsCutIsAnError) {
   Make(10, 8);
   ASSERT_EQ(truncate(path_.c_str(), static_cast<off_t>(entry_.end) - 13), 0);

@@ -122,6 +122,9 @@ TEST(GradNormTest, IsTheRootOfTheSumOfAllSquares) {
   parameters[1].grad[3] = std::numeric_limits<double>::infinity();
   EXPECT_FALSE(std::isfinite(GradNormSquared(TestBackend(), parameters, ranges)));
   EXPECT_EQ(FirstNonfinite(TestBackend(), parameters, ranges), parameters[1].name);
+  parameters[1].grad[3] = 0;
+  parameters[1].grad[0] = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(FirstNonfinite(TestBackend(), parameters, ranges), parameters[1].name) << "the first number of a range";
 }
 
 }  // namespace

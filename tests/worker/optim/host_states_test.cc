@@ -157,6 +157,45 @@ TEST(HostStatesTest, LieInHostMemoryFromTheFirstByteOn) {
   EXPECT_LE(CpuMemoryStats().peak_bytes - before, (2 + 4 + 4) * elements + 8 * largest + 2 * rounding);
 }
 
+// Says what it was given to lock.
+class RecordingLock final : public PageLock {
+ public:
+  absl::Status Lock(void* begin, int64_t bytes) override {
+    begin_ = static_cast<char*>(begin);
+    bytes_ = bytes;
+    return absl::OkStatus();
+  }
+  void Unlock(void* /*begin*/) override {}
+
+  int64_t bytes() const { return bytes_; }
+  bool Holds(const at::Tensor& x) const {
+    const auto* data = static_cast<const char*>(x.const_data_ptr());
+    return data >= begin_ && data + x.nbytes() <= begin_ + bytes_;
+  }
+
+ private:
+  char* begin_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// Copies to and from other memory would hold the engine up. What is locked is no more than the states: of a run whose
+// masters are its weights two for each, which an arena's smallest slab does not hold here.
+TEST(HostStatesTest, LieInLockedMemoryThatIsNoLargerThanTheyAre) {
+  constexpr int64_t kElements = int64_t{12} << 20;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    std::vector<Parameter> parameters(1);
+    Parameter& p = parameters[0];
+    p.weight = at::empty({kElements}, dtype);
+    p.grad = at::empty({kElements}, at::kFloat);
+    if (dtype == at::kFloat) p.master = p.weight;
+    RecordingLock lock;
+    ASSERT_TRUE(MakeStates(parameters, v1::HOST, AllRanges(parameters), &lock).ok());
+    EXPECT_TRUE(lock.Holds(p.exp_avg) && lock.Holds(p.exp_avg_sq));
+    EXPECT_EQ(lock.Holds(p.master), dtype == at::kBFloat16);
+    EXPECT_EQ(lock.bytes(), (dtype == at::kFloat ? 2 : 3) * 4 * kElements);
+  }
+}
+
 // A third step by a wrong engine, after two by a right one: many slabs, so that no buffer holds the right states
 // already.
 bool SameAfterAStepBy(CopyEngine& wrong) {

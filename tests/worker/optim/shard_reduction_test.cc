@@ -277,6 +277,16 @@ TEST_P(ShardReductionTest, ALostRankIsUnavailable) {
   });
 }
 
+// As where a generation ends in the backward: rounds in flight use the exchange's memory.
+TEST_P(ShardReductionTest, AnExchangeEndsWithItsRounds) {
+  std::atomic<int64_t> in_flight{0};
+  OnRanks(DoneIs::kNever, [&](int, ShardExchange& exchange, const Flights& flights) {
+    exchange.AllGradientsAreFinal();
+    in_flight += flights.begun - flights.ended;
+  });
+  EXPECT_EQ(in_flight, num_ranks_ * std::min(kAtOnce, static_cast<int64_t>(Shards().Rounds().size()))) << "control";
+}
+
 INSTANTIATE_TEST_SUITE_P(Drawn, ShardReductionTest, ::testing::Range(0U, 20U));
 
 using ShardReductionDeathTest = ShardReductionTest;

@@ -138,6 +138,8 @@ TEST(IntersectTest, HasWhatIsInBoth) {
   EXPECT_EQ(Intersect(a, b), both);
   EXPECT_EQ(Intersect(b, a), both);
   EXPECT_THAT(Intersect(a, {}), IsEmpty());
+  const ParameterRanges longer_before = {{0, 0, 96}, {1, 0, 32}}, later = {{1, 16, 32}};
+  EXPECT_EQ(Intersect(longer_before, later), (ParameterRanges{{1, 16, 16}}));
 }
 
 }  // namespace

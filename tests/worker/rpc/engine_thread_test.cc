@@ -3,9 +3,11 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "common/base/clock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/rpc/engine_thread_fixture.h"
@@ -157,7 +159,24 @@ TEST_F(EngineThreadTest, AFailedExportSaysWhy) {
 TEST_F(EngineThreadTest, StopCancelsWhatRuns) {
   PostPayload("a", "hang");
   PostPrepare(Key("a", 1));
+  while (thread_.Heartbeat().phase() != "suffix") RealClock().Sleep(absl::Milliseconds(1));
   EXPECT_TRUE(thread_.Stop(kPatience));
+}
+
+TEST_F(EngineThreadTest, IsIdleOnceTheModelIsLoaded) { EXPECT_EQ(thread_.Heartbeat().phase(), "idle"); }
+
+// The stream is then not read, and the server held back. An abort is not.
+TEST_F(AskedThreadTest, MoreMessagesThanMayWaitAreHeldBack) {
+  PostPrepare(Key("hold", 1));
+  absl::Notification all_posted;
+  std::thread poster([&] {
+    for (size_t i = 0; i < 1 + EngineThread::kMessagesMax; ++i) PostPayload("a", "g");
+    all_posted.Notify();
+  });
+  while (thread_.Heartbeat().phase() != "prepare") RealClock().Sleep(absl::Milliseconds(1));
+  EXPECT_FALSE(all_posted.WaitForNotificationWithTimeout(absl::Milliseconds(100)));
+  PostAbort(Key("hold", 1));
+  poster.join();
 }
 
 // The one failure that the engine thread reported.
@@ -272,6 +291,13 @@ TEST_F(LostRankTest, FoundInALogProbPassEndsTheGeneration) {
   left_.thread->Post(PayloadMessage("~log-prob/1", "lost"));
   ServerMessage message;
   message.mutable_log_prob()->set_id("~log-prob/1");
+  left_.thread->Post(message);
+  ExpectOver();
+}
+
+TEST_F(LostRankTest, FoundInASaveEndsTheGeneration) {
+  ServerMessage message;
+  message.mutable_save()->set_folder("lost");
   left_.thread->Post(message);
   ExpectOver();
 }

@@ -71,8 +71,8 @@ TEST(OwnAddressTest, AnAddressIsTheLiteralOfOneHost) {
   for (const char* right : {"127.0.0.1", "192.0.2.7", "::1", "2001:db8::7"}) {
     EXPECT_TRUE(CheckOwnAddress(right).ok()) << right;
   }
-  for (const char* wrong : {"", "localhost", "node-7", "127.0.1", "127.0.0.1:80", "[::1]", "0.0.0.0", "::", "ff02::1",
-                            "255.255.255.255", "fe80::1", "fe80::1%eth0"}) {
+  for (const char* wrong : {"", "localhost", "node-7", "127.0.1", "127.0.0.1:80", "[::1]", "0.0.0.0", "233.252.0.1",
+                            "::", "ff02::1", "255.255.255.255", "fe80::1", "fe80::1%eth0"}) {
     const absl::Status status = CheckOwnAddress(wrong);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << wrong;
     EXPECT_THAT(std::string(status.message()), HasSubstr(std::string("\"") + wrong + "\"")) << wrong;

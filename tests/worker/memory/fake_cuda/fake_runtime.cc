@@ -3,6 +3,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <utility>
@@ -22,6 +23,12 @@ struct Event {
   int64_t recorded = 0, reached = 0;  // records that were queued, and that have run
 };
 
+struct Failure {
+  FakeCall call;
+  cudaError_t error;
+  int64_t after;
+};
+
 struct Runtime {
   std::mt19937 random;
   FakeFault fault = FakeFault::kNone;
@@ -29,11 +36,18 @@ struct Runtime {
   std::map<cudaEvent_t, Event> events;
   cudaStream_t compute = nullptr;
   int64_t misuses = 0;
-  cudaError_t last_error = cudaSuccess;  // of an event that was not reached; CUDA keeps it as any other
+  cudaError_t last_error = cudaSuccess;  // also of an event that was not reached; CUDA keeps it as any other
+  std::optional<Failure> failure;
   uintptr_t next_handle = 1;
 };
 
 Runtime runtime;
+
+// Returns what the call fails with.
+cudaError_t FailureOf(FakeCall call) {
+  if (!runtime.failure || runtime.failure->call != call || runtime.failure->after-- > 0) return cudaSuccess;
+  return runtime.last_error = std::exchange(runtime.failure, std::nullopt)->error;
+}
 
 template <typename Handle>
 Handle NewHandle() {
@@ -91,6 +105,8 @@ void StartFakeRuntime(uint32_t seed, FakeFault fault) {
 
 cudaStream_t FakeComputeStream() { return runtime.compute; }
 
+void FailFakeCall(FakeCall call, cudaError_t error, int64_t after) { runtime.failure = {call, error, after}; }
+
 void FakeLaunch(std::function<void()> work) { runtime.streams[runtime.compute].push_back({.run = std::move(work)}); }
 
 void RunSome() {
@@ -110,6 +126,7 @@ int64_t FakeRuntimeObjects() {
 
 }  // namespace stemma::testing
 
+using stemma::testing::FakeCall;
 using stemma::testing::runtime;
 
 extern "C" {
@@ -178,6 +195,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const auto* found = stemma::testing::FindEvent(event);
   if (found == nullptr) return cudaErrorInvalidValue;
+  if (const cudaError_t error = stemma::testing::FailureOf(FakeCall::kEventQuery); error != cudaSuccess) return error;
   stemma::testing::RunSome();
   if (found->reached == found->recorded) return cudaSuccess;
   return stemma::testing::runtime.last_error = cudaErrorNotReady;
@@ -186,6 +204,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const auto* found = stemma::testing::FindEvent(event);
   if (found == nullptr) return cudaErrorInvalidValue;
+  const cudaError_t error = stemma::testing::FailureOf(FakeCall::kEventSynchronize);
+  if (error != cudaSuccess) return error;
   while (found->reached < found->recorded) {
     if (!stemma::testing::RunOne()) return cudaErrorInvalidValue;
   }
@@ -195,6 +215,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t count, cudaMemcpyKind /*kind*/, cudaStream_t stream) {
   auto* pieces = stemma::testing::FindStream(stream);
   if (pieces == nullptr || ((to == nullptr || from == nullptr) && count > 0)) return cudaErrorInvalidValue;
+  if (const cudaError_t error = stemma::testing::FailureOf(FakeCall::kCopy); error != cudaSuccess) return error;
   pieces->push_back({.run = [to, from, count] { std::memcpy(to, from, count); }});
   return cudaSuccess;
 }

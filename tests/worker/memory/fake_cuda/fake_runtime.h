@@ -24,6 +24,11 @@ enum class FakeFault {
 void StartFakeRuntime(uint32_t seed, FakeFault fault = FakeFault::kNone);
 cudaStream_t FakeComputeStream();
 
+// The calls that a device may be made to refuse.
+enum class FakeCall { kCopy, kEventQuery, kEventSynchronize };
+// Lets a call fail once, after so many of its kind that do not.
+void FailFakeCall(FakeCall call, cudaError_t error, int64_t after = 0);
+
 // Queues work of the computation.
 void FakeLaunch(std::function<void()> work);
 // Runs pieces of work for a while, or all of it.

@@ -370,9 +370,6 @@ AttentionGradients FlashAttention::Backward(const AttentionBatch& batch, const a
   RECORD_USER_SCOPE("AttentionBackward");
   CHECK(do_TD.sizes() == saved.o_TD.sizes());
   const Rows rows{ByToken(saved.q_HTE), saved.k_TKE, saved.v_TKE, batch.scale};
-  if (rows.q_THE.size(0) == 0) {
-    return {at::empty_like(saved.q_HTE), at::empty_like(saved.k_TKE), at::empty_like(saved.v_TKE)};
-  }
   const WaveCalls calls = CallsOf(batch, rows);
   const OutputGradient output{Heads(do_TD, rows.q_THE), Heads(saved.o_TD, rows.q_THE), saved.lse_HT};
   const CallGradients own = OwnBackward(calls, rows, output);

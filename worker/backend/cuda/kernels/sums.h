@@ -34,7 +34,7 @@ STEMMA_DEVICE void AddColumnSums(Team& team, const ColumnSumsArgs<A>& a, A* shar
     const int64_t column = first + team.rank() % columns;
     A* const to = a.SumOf(column);
     A sum = 0;
-    if (group < groups && to != nullptr) {
+    if (to != nullptr) {
       STEMMA_UNROLL_BY_8
       for (int64_t r = group; r < a.rows; r += groups) sum += a.partials[r * a.row_stride + column];
     }

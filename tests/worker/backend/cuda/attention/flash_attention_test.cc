@@ -294,6 +294,19 @@ TEST(FlashAttentionTest, TheLastKeysOfALongAncestorAreACallOfTheOtherLibrary) {
   }
 }
 
+// The library takes as many of their keys, together, as the first ancestor has, whose calls have plans.
+TEST(FlashAttentionTest, JoinedAncestorsAreTheOtherLibrarys) {
+  const FakeFlashCalls packed, dense;
+  const BucketedCalls bucketed(dense);
+  FlashAttentionOptions options = Options();
+  options.dense = &bucketed;
+  options.admitted.Admit(
+      {.family = {4, 2, 8, at::kDouble}, .min_rows = 128, .max_rows = 128, .max_keys = 1280, .keys_multiple = 128});
+  const WaveCase c{.ancestor_rows = {1152, 600, 600}, .spans = {{5, 0}, {5, 1}, {6, 2}}, .neighbours = true};
+  EXPECT_LT(ErrorOf(c, FlashAttention(packed, options)), kExact);
+  EXPECT_EQ(dense.Count(/*forward=*/true), 1);
+}
+
 // Until its plans have paid, an ancestor is the other library's, and joined with its neighbours.
 TEST(FlashAttentionTest, TheDenseLibraryTakesAncestorsOnceTheirPlansArePaidFor) {
   const FakeFlashCalls packed, dense;

@@ -107,6 +107,14 @@ TEST_F(LoneSpansTest, AreTheOtherLibrarysUntilTheirPlansArePaidFor) {
   EXPECT_EQ(dense_.Count(/*forward=*/false), 1);
 }
 
+TEST_F(LoneSpansTest, AreTheOtherLibrarysWhereNoneSoLongIsAdmitted) {
+  const WaveCase c{.spans = {{5, -1}, {130, -1}}};  // of a bucket of 256
+  FlashAttentionOptions options = Options(/*scores=*/6 * 6 * 4);
+  AdmitCausal(c, /*max_batch=*/1, options);
+  EXPECT_LT(ErrorOf(c, FlashAttention(packed_, options)), kExact);
+  EXPECT_TRUE(dense_.asked().empty());
+}
+
 TEST_F(LoneSpansTest, EquallyLongOnesStayABatch) {
   const WaveCase c{.spans = {{6, -1}, {6, -1}, {6, -1}}};
   FlashAttentionOptions options = Options(/*scores=*/1);

@@ -31,6 +31,21 @@ TEST(WaveCallsTest, SpansWithoutRowsAndAncestorsWithoutKeysAreInNoCall) {
   EXPECT_EQ(calls.ancestors[1].end(), 13);
 }
 
+// Rows between two spans of one ancestor that see none of it.
+TEST(WaveCallsTest, AnAncestorsRowsApartAreTwoCalls) {
+  const WaveCalls calls = CallsOf(MakeWave({.ancestor_rows = {4}, .spans = {{2, 0}, {3, -1}, {1, 0}}}));
+  ASSERT_EQ(calls.ancestors.size(), 2);
+  EXPECT_EQ(calls.ancestors[0].end(), 2);
+  EXPECT_EQ(calls.ancestors[1].begin(), 5);
+}
+
+TEST(WaveCallsTest, KeysWhoseValuesAreNoNeighboursAreTwoCalls) {
+  WaveInputs in = MakeWave({.ancestor_rows = {4, 2}, .spans = {{2, 0}, {3, 1}}});
+  EXPECT_EQ(CallsOf(in).ancestors.size(), 1) << "control";
+  in.batch.ancestors[1].v_CKE = in.batch.ancestors[1].v_CKE.clone();
+  EXPECT_EQ(CallsOf(in).ancestors.size(), 2);
+}
+
 TEST(WaveCallsTest, NeighboursAreJoinedInTheirOrderOnly) {
   const WaveCase ordered{.ancestor_rows = {4, 2, 3}, .spans = {{2, 0}, {3, 1}, {1, 2}}};
   const WaveInputs in = MakeWave(ordered);

@@ -17,9 +17,9 @@ namespace {
 constexpr uint32_t kSeed = 20261125;
 constexpr uint32_t kCases = 8;
 
-// One thread, a warp, blocks, and sizes that no device has.
+// One thread, a warp, blocks, sizes that no device has, and more teams than a team has threads.
 const std::vector<TeamShape> kShapes = {{1, 1}, {32, 3, LaneOrder::kDescending}, {128, 2}, {256, 2},
-                                        {8, 5}, {7, 4, LaneOrder::kDescending},  {33, 2}};
+                                        {8, 5}, {7, 4, LaneOrder::kDescending},  {33, 2},  {2, 5}};
 
 Tables HostTables(const HostRun& run) { return {HostKernels(run), HostAttentionKernels(run)}; }
 
@@ -52,6 +52,30 @@ TEST(KernelBodiesTest, TheHeadsGradientsAreTheComposed) { ExpectTheComposed(Head
 TEST(KernelBodiesTest, TheFirstNonfiniteNumberIsTheComposed) { ExpectTheComposed(NonfiniteCase); }
 TEST(KernelBodiesTest, MergedAttentionIsTheComposed) { ExpectTheComposed(MergeCase); }
 TEST(KernelBodiesTest, AddedPartsAreTheComposed) { ExpectTheComposed(AddPartsCase); }
+
+void ExpectTheComposedFrom(const Placement& placement) {
+  for (const Case& entry : {Case(RmsNormCase), Case(SwigluCase), Case(QkvForwardCase), Case(QkvBackwardCase),
+                            Case(EmbeddingCase), Case(HeadForwardCase), Case(HeadBackwardCase), Case(NonfiniteCase),
+                            Case(VectorNormCase), Case(WordSumCase), Case(MergeCase), Case(AddPartsCase)}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (uint32_t seed = kSeed; seed < kSeed + kCases; ++seed) {
+        const Outputs actual = entry(HostTables({{8, 2}}), dtype, Drawn(seed, placement));
+        EXPECT_LE(WorstError(actual, entry(ComposedTables(), dtype, Drawn(seed, placement))), 1)
+            << c10::toString(dtype) << " seed " << seed << ", tensor " << placement.unaligned_one;
+      }
+    }
+  }
+}
+
+// A body dies where it reads a pack at an address that has none, as a device does.
+TEST(KernelBodiesTest, OneUnalignedTensorIsEnoughForNoPacks) {
+  constexpr int kTensors = 20;  // of a case, at most
+  for (int n = 0; n < kTensors; ++n) ExpectTheComposedFrom({.unaligned_one = n});
+}
+// Rows are apart by no whole packs, or heads are.
+TEST(KernelBodiesTest, RowsOfHeadsThatBeginAtNoPackAreReadInNone) {
+  for (const bool swapped : {false, true}) ExpectTheComposedFrom({.rows_apart = true, .swapped = swapped});
+}
 
 // Rows of any vocabulary are read in packs where they begin at multiples of a pack; what has none is not.
 TEST(KernelBodiesTest, RowsOfLogitsAreReadInPacksWhereTheyBeginAtOne) {

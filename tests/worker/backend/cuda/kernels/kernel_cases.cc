@@ -33,13 +33,15 @@ int64_t Drawn::Width() {
 
 int64_t Drawn::Rows() {
   if (placement_.no_rows) return 0;
+  if (placement_.rows_apart) return 8;
   return placement_.many_rows ? Size(6200, 6500) : Size(1, placement_.large ? 600 : 12);
 }
 
 int64_t Drawn::RowsOf(int64_t heads) { return placement_.many_rows ? 200000 / heads + Size(1, 100) : Rows(); }
 
-at::Tensor Drawn::Place(const at::Tensor& tensor) const {
-  if (!placement_.unaligned) return tensor.to(placement_.device);
+at::Tensor Drawn::Place(const at::Tensor& tensor) {
+  const bool is_the_one = num_placed_++ == placement_.unaligned_one;
+  if (!placement_.unaligned && !is_the_one) return tensor.to(placement_.device);
   const at::Tensor room = at::empty({tensor.numel() + 1}, tensor.options().device(placement_.device));
   const at::Tensor placed = room.narrow(0, 1, tensor.numel()).view(tensor.sizes());
   placed.copy_(tensor);
@@ -55,7 +57,13 @@ at::Tensor Drawn::Integers(int64_t low, int64_t high, int64_t count) {
 at::Tensor Drawn::Ones(at::IntArrayRef sizes, at::ScalarType dtype) { return Place(at::ones(sizes, dtype)); }
 at::Tensor Drawn::Unwritten(at::IntArrayRef sizes, at::ScalarType dtype) { return Place(at::full(sizes, kNan, dtype)); }
 
-at::Tensor Drawn::Transposed(const at::Tensor& tensor) const {
+at::Tensor Drawn::Swapped(const at::Tensor& tensor) {
+  const bool swaps = placement_.rows_apart ? placement_.swapped : Coin();
+  const at::Tensor placed = placement_.rows_apart ? at::constant_pad_nd(tensor, {0, 1}) : tensor;
+  return (swaps ? Transposed(placed) : Place(placed)).narrow(-1, 0, tensor.size(-1));
+}
+
+at::Tensor Drawn::Transposed(const at::Tensor& tensor) {
   return Place(tensor.transpose(0, 1).contiguous().cpu()).transpose(0, 1);
 }
 
@@ -169,6 +177,15 @@ Outputs EmbeddingCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
   return {dweight};
 }
 
+// Draws a target for each row, among them none, and the last token, which is behind the whole packs of an odd
+// vocabulary.
+at::Tensor Drawn::Targets(int64_t vocab, int64_t rows) {
+  const at::Tensor targets = Integers(-1, vocab, rows);
+  if (rows > 0) targets[0] = -1;
+  if (rows > 1) targets[rows - 1] = vocab - 1;
+  return targets;
+}
+
 namespace {
 
 // Rows of logits. Those of an odd vocabulary are as a head holds them: each a multiple of 8 elements behind the one
@@ -192,7 +209,7 @@ struct DrawnLogits {
 Outputs HeadForwardCase(const Tables& tables, at::ScalarType, Drawn drawn) {
   const int64_t rows = drawn.Rows(), vocab = 5 * drawn.Width();
   const at::Tensor logits = DrawnLogits(drawn, rows, vocab, /*scale=*/5).logits, none;
-  const at::Tensor targets = drawn.Integers(-1, vocab, rows), softmax = drawn.Unwritten({rows, 2}, at::kDouble);
+  const at::Tensor targets = drawn.Targets(vocab, rows), softmax = drawn.Unwritten({rows, 2}, at::kDouble);
   const at::Tensor log_prob = drawn.Unwritten({rows}, at::kDouble), entropy = drawn.Unwritten({rows}, at::kDouble);
   const bool with_entropy = drawn.Coin();
   tables.kernels.head_forward({.logits_TV = logits,
@@ -212,7 +229,7 @@ Outputs HeadBackwardCase(const Tables& tables, at::ScalarType dtype, Drawn drawn
   const at::Tensor max = logits.amax(-1).to(at::kDouble);
   const at::Tensor log_sum = logits.to(at::kDouble).sub(max.unsqueeze(1)).exp().sum(-1).log();
   const at::Tensor softmax = drawn.Place(at::stack({max, log_sum}, 1));
-  const at::Tensor targets = drawn.Integers(-1, vocab, rows), entropy = drawn.Normal({rows}, at::kDouble);
+  const at::Tensor targets = drawn.Targets(vocab, rows), entropy = drawn.Normal({rows}, at::kDouble);
   const at::Tensor g = drawn.Normal({rows}, at::kDouble), h = drawn.Normal({rows}, at::kDouble);
   if (rows > 0) g[0] = 0, h[0] = 0, logits[0][0] = kNan;  // not read
   if (rows > 1) g[1] = 0;
@@ -255,15 +272,16 @@ Outputs NonfiniteCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
   return {at::tensor(found, at::kLong)};
 }
 
-// Parts of a matrix: all of it, its rows from one on, and what begins and ends inside of rows. The sums' bits in four
-// numbers each, which fp64 holds.
+// Parts of a matrix: all of it, its rows from one on, and what begins and ends inside of rows, also with a whole pack.
+// The sums' bits in four numbers each, which fp64 holds.
 Outputs WordSumCase(const Tables& tables, at::ScalarType dtype, Drawn drawn) {
   const int64_t columns = drawn.Width(), rows = drawn.Rows(), all = rows * columns;
   const int64_t row = drawn.Size(rows / 2, rows - 1) * columns, inside = drawn.Size(0, all - 1);
+  const int64_t packs = inside / 8 * 8;
   const int64_t row_begin = drawn.Size(0, 1000), column_begin = drawn.Size(0, 1000);
   std::vector<int64_t> words;
-  for (const auto& [first, count] :
-       std::vector<std::pair<int64_t, int64_t>>{{0, all}, {row, all - row}, {inside, drawn.Size(1, all - inside)}}) {
+  for (const auto& [first, count] : std::vector<std::pair<int64_t, int64_t>>{
+           {0, all}, {row, all - row}, {inside, drawn.Size(1, all - inside)}, {packs, drawn.Size(1, all - packs)}}) {
     const at::Tensor values = drawn.Normal({count}, dtype);
     const at::Tensor sum = drawn.Place(at::full({1}, -1, at::kLong))[0];
     tables.kernels.word_sum({.values = values,

@@ -19,9 +19,12 @@ namespace stemma::testing {
 // Where and how operands lie.
 struct Placement {
   at::Device device = at::kCPU;
-  bool unaligned = false;  // no tensor begins at a multiple of 16 bytes
-  bool large = false;      // rows wider than the threads of a block keep
-  bool many_rows = false;  // more rows, or rows of heads, than a device's grid has teams
+  bool unaligned = false;   // no tensor begins at a multiple of 16 bytes
+  int unaligned_one = -1;   // nor does this one, counted in the order in which they are placed
+  bool rows_apart = false;  // eight rows, of heads that are longer by an element than their size
+  bool swapped = false;     // those lie in the memory of [b, a, c]; where they are not apart, by chance
+  bool large = false;       // rows wider than the threads of a block keep
+  bool many_rows = false;   // more rows, or rows of heads, than a device's grid has teams
   bool no_rows = false;
 };
 
@@ -40,19 +43,21 @@ class Drawn {
 
   at::Tensor Normal(at::IntArrayRef sizes, at::ScalarType dtype);
   at::Tensor Integers(int64_t low, int64_t high, int64_t count);
+  at::Tensor Targets(int64_t vocab, int64_t rows);
   // A tensor of ones, to be added to, or of NaNs, to be written.
   at::Tensor Ones(at::IntArrayRef sizes, at::ScalarType dtype);
   at::Tensor Unwritten(at::IntArrayRef sizes, at::ScalarType dtype);
   // The same numbers, on the device and as far from an aligned address as asked.
-  at::Tensor Place(const at::Tensor& tensor) const;
+  at::Tensor Place(const at::Tensor& tensor);
   // [a, b, c] in the memory of [b, a, c] by chance.
-  at::Tensor Swapped(const at::Tensor& tensor) { return Coin() ? tensor : Transposed(tensor); }
+  at::Tensor Swapped(const at::Tensor& tensor);
 
  private:
-  at::Tensor Transposed(const at::Tensor& tensor) const;
+  at::Tensor Transposed(const at::Tensor& tensor);
 
   std::mt19937 random_;
   const Placement placement_;
+  int num_placed_ = 0;
 };
 
 struct Tables {
