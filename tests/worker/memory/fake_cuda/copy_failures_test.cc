@@ -11,12 +11,10 @@
 namespace stemma::testing {
 namespace {
 
-constexpr uint32_t kSeed = 20261125;
-
 class CopyFailuresTest : public ::testing::Test {
  protected:
   CopyFailuresTest() {
-    StartFakeRuntime(kSeed);
+    StartFakeRuntime(/*seed=*/1);
     engine_ = CudaCopyEngine::Create(FakeComputeStream()).value();
   }
   ~CopyFailuresTest() override {
