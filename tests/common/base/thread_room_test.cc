@@ -15,12 +15,18 @@ namespace {
 
 constexpr uid_t kUserOfFew = 61234;  // that runs nothing else
 constexpr int kNoUser = 100;
+#ifdef __SANITIZE_THREAD__
+constexpr rlim_t kThreadsOfSanitizer = 1;  // in every process
+#else
+constexpr rlim_t kThreadsOfSanitizer = 0;
+#endif
 
 // Returns what a process of a user who may run so many threads makes of `wanted` more.
 int ExitWithin(rlim_t threads, size_t wanted) {
   const pid_t child = fork();
   if (child == 0) {
-    const rlimit limit = {.rlim_cur = threads, .rlim_max = threads};
+    const rlim_t allowed = threads + kThreadsOfSanitizer;
+    const rlimit limit = {.rlim_cur = allowed, .rlim_max = allowed};
     if (setrlimit(RLIMIT_NPROC, &limit) != 0) _exit(kNoUser);
     if (geteuid() != 0 || setresuid(kUserOfFew, kUserOfFew, kUserOfFew) != 0) _exit(kNoUser);
     const absl::Status room = CheckThreadRoom(wanted);
