@@ -1,12 +1,12 @@
 #include "worker/memory/thread_copy_engine.h"
 
 #include <atomic>
-#include <chrono>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
 #include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "tests/testing/namespaces.h"
@@ -113,7 +113,7 @@ TEST(ThreadCopyEngineTest, ACancelReturnsNoSoonerThanItsCopyIsOver) {
     engine.Cancel(ticket);
     cancelled = true;
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // a Cancel that does not wait returns meanwhile
+  RealClock().Sleep(absl::Milliseconds(50));  // a Cancel that does not wait returns meanwhile
   EXPECT_FALSE(cancelled);
   may_end = true;
   cancels.join();
