@@ -104,6 +104,11 @@ TEST_F(OtherFilesTest, FurtherChatTemplatesLieInTheirFolder) {
   EXPECT_THAT(Found(), ElementsAre("additional_chat_templates/rag.jinja", "additional_chat_templates/tool_use.jinja"));
 }
 
+TEST_F(OtherFilesTest, AFileInThePlaceOfTheirFolderHoldsNone) {
+  Write(kChatTemplatesFolder, "");
+  EXPECT_THAT(Found(), ElementsAre());
+}
+
 // Exports and checkpoints have names of a few characters: whoever opened one without the file would not know why.
 TEST_F(OtherFilesTest, WhatIsLeftOutForItsNameIsNamed) {
   fs::create_directory(folder_ / kChatTemplatesFolder);
