@@ -51,12 +51,13 @@ def _applied(history, field):
 
 
 class Pair:
-    def __init__(self, name, scratch):
-        spec, config = MODELS[name]
+    """`serve`: starts the product on a model directory; what it returns has a `stub`, and close()."""
+
+    def __init__(self, spec, scratch, serve):
         self.spec = spec
         self.directory = models.make(os.path.join(str(scratch), "model"), spec)
         self.trainer = training.Trainer(hf64.Hf64(self.directory))
-        self.cluster = Cluster(config="dtype: fp64\n" + config, model=self.directory)
+        self.cluster = serve(self.directory)
         self._numbers = itertools.count(1)
 
     @property
@@ -67,8 +68,9 @@ class Pair:
     def close(self):
         self.cluster.close()
 
-    def product(self, request):
-        """Sends the request; (Answer, the messages that were sent)."""
+    def product(self, request, afterwards=lambda: None):
+        """Sends the request; (Answer, the messages that were sent). `afterwards` is called between its answer and the export of the
+        weights."""
         number = next(self._numbers)
         header = copy.deepcopy(request["header"])
         header.setdefault("request", {})["request_id"] = f"golden/{number}"
@@ -83,6 +85,7 @@ class Pair:
         steps = [step for step in result.steps if step.outcome == "APPLIED"]
         waves = [(cluster["wave_sizes"], cluster.get("reuse_uids", []) + cluster.get("dense_uids", []))
                  for step in result.plan["steps"] for cluster in step.get("clusters", [])]
+        afterwards()
         answer = Answer([step.outcome for step in result.steps], [step.metrics["actor/loss"] for step in steps],
                         [step.metrics["actor/grad_norm"] for step in steps], log_probs, self.exported(f"w{number}"), waves)
         return answer, parts
@@ -120,9 +123,9 @@ class Pair:
         shutil.rmtree(path)
         return weights
 
-    def send(self, request):
-        """Both sides train on it: (product's Answer, oracle's Answer)."""
-        answer, parts = self.product(request)
+    def send(self, request, afterwards=lambda: None):
+        """Both sides train on it: (product's Answer, oracle's Answer). `afterwards`: see product()."""
+        answer, parts = self.product(request, afterwards)
         return answer, self.oracle(request, payload.orders(parts))
 
 
@@ -159,7 +162,9 @@ class Pairs:
 
     def get(self, name):
         if name not in self._pairs:
-            self._pairs[name] = Pair(name, self._scratch / f"{name}-{next(self._count)}")
+            spec, config = MODELS[name]
+            self._pairs[name] = Pair(spec, self._scratch / f"{name}-{next(self._count)}",
+                                     lambda directory: Cluster(config="dtype: fp64\n" + config, model=directory))
         return self._pairs[name]
 
     def agree(self, name, request):

@@ -16,14 +16,14 @@ REQUESTS = 6  # of the fixed run
 STEPS_OF_REQUEST = 4
 RETRIES = 12  # of a client while a server starts again: 40 s in all
 # What the planner would choose by the machine's speed: other waves are other sums, and so other bits.
-_PLANNED = ["--schedule", "reuse", "--wave-suffixes", "2", "--split-groups", "off", "--threads", "1"]
+PLANNED = ("--schedule", "reuse", "--wave-suffixes", "2", "--split-groups", "off", "--threads", "1")
 
 
 class DurableRun:
     """One `stemma local` on a data directory, with the programs of `failpoints` or those that users run. Close it, or use it in a
     `with`."""
 
-    def __init__(self, model, data, ranks=1, flags=(), failpoints=None, dtype="fp32"):
+    def __init__(self, model, data, ranks=1, flags=(), failpoints=None, dtype="fp32", planned=PLANNED):
         self.ranks = ranks
         folder = pathlib.Path(data)
         folder.mkdir(exist_ok=True)
@@ -32,7 +32,7 @@ class DurableRun:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [BUILD / "bin/stemma" if failpoints is None else failpoints.stemma, "local", "--model", model, "--data", folder / "data",
-                 "--workers", str(ranks), "--listen", "127.0.0.1:0", "--ready-file", ready, "--dtype", dtype, *_PLANNED, *flags],
+                 "--workers", str(ranks), "--listen", "127.0.0.1:0", "--ready-file", ready, "--dtype", dtype, *planned, *flags],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
                 env=None if failpoints is None else failpoints.environment)
         wait_for(lambda: ready.exists() or self.process.poll() is not None, "server that serves")
