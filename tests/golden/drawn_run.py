@@ -1,6 +1,7 @@
-"""A whole training run that is drawn from a seed: a model, and what happens to it one after another. Requests train it, one with the
-server or a rank killed meanwhile; log-probs are computed; checkpoints are saved and loaded; ranks, the server or all of them are
-killed; and it goes on on another mesh, under other memory settings. The oracle trains beside it, and never loses anything.
+"""A whole training run that is drawn from a seed: a model, and what happens to it one after another. Requests train it, some at once,
+some with the server or a rank killed meanwhile, one cancelled; log-probs are computed; checkpoints are saved and loaded; ranks, the
+server or all of them are killed; and it goes on on another mesh, under other memory settings. The oracle trains beside it, and never
+loses anything.
 """
 
 import os
@@ -15,6 +16,7 @@ import torch
 from e2e.errors.server import wait_for
 from e2e.own_loopback import channel_to
 from e2e.recovery.durable_run import DurableRun
+from golden.crowd import Crowd, at_once
 from golden.pair import FORWARD, WEIGHT, Pair, deviations, tensor_deviation
 from golden.random_requests import Draw
 from oracle import hf64, models, requests, step
@@ -177,8 +179,9 @@ class DrawnRun:
         """So many things happen; after each the product is held against the oracle. Ends with a stop that has nothing to hide."""
         self.request()
         for _ in range(events):
-            happens = self._rng.choices([self.request, self.log_probs, self.loses_a_process, self.moves, self.saves, self.loads],
-                                        [8, 2, 2, 3, 2, 2 if self._saved else 0])[0]
+            happens = self._rng.choices(
+                [self.request, self.several_at_once, self.log_probs, self.loses_a_process, self.moves, self.saves, self.loads],
+                [6, 3, 2, 2, 3, 2, 2 if self._saved else 0])[0]
             happens()
         self._pair.cluster.close()
 
@@ -206,6 +209,39 @@ class DrawnRun:
     def _kills_later(self, program, after_s):
         time.sleep(after_s)
         self._pair.cluster.strike(program, self._rng)
+
+    def several_at_once(self):
+        """Clients that know nothing of each other send updates and ask for exports; one update is cancelled, and a rank may be killed.
+        Whatever order the server takes, the steps that it names are the oracle's, and so is what was exported at each of them."""
+        count, struck = self._rng.randint(2, 4), self._rng.random() < 0.4
+        drawn = [LongDraw(self._rng.randrange(2**31), self._pair.model, self._spec.vocab).request() for _ in range(count)]
+        self._tell(f"{count} requests at once{', a rank is killed meanwhile' if struck else ''}")
+        crowd = Crowd(self._pair.cluster, f"crowd{len(self.told)}", drawn)
+        served, begin = self._pair.cluster.run.times_served(), crowd.step()
+        waits = [self._rng.uniform(0, STRIKE_WITHIN_S) for _ in range(3)]
+        cancelled = self._rng.randrange(count)
+        tasks = [*crowd.sends(), lambda: crowd.cancels(cancelled, waits[0]), lambda: crowd.exports(waits[1])]
+        if struck:
+            tasks.append(lambda: self._kills_later("stemma-worker", waits[2]))
+        at_once(tasks)
+        if struck:
+            self._pair.cluster.wait_until_served(served)
+        weights = {begin: self._pair.trainer.weights()}
+        for index, steps in crowd.order(begin):
+            self._tell(f"  number {index} made steps {steps}")
+            self._trains(crowd, index, steps, weights)
+        assert crowd.step() == max(weights)
+        for step_number, exported in crowd.exported:
+            self._agree({f"export at step {step_number}": tensor_deviation(exported, weights[step_number]) / WEIGHT})
+        self._same_weights()
+
+    def _trains(self, crowd, index, steps, weights):
+        """Has the oracle make the steps of a request that the product made; notes the weights behind them."""
+        history = self._pair.trainer.update(crowd.requests[index], crowd.orders(index),
+                                            applied_max=len(steps) if crowd.was_cancelled(index) else None)
+        outcomes = [outcome.outcome for outcome in history]
+        assert outcomes.count("APPLIED") == len(steps), f"{outcomes}, but the server says {steps}"
+        weights[max(steps, default=max(weights))] = self._pair.trainer.weights()
 
     def log_probs(self):
         groups = requests.skeleton([(self._rng.randint(1, 60), [self._rng.randint(0, 40) for _ in range(3)]) for _ in range(3)],

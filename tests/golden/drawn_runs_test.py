@@ -10,7 +10,7 @@ import pytest
 from golden.drawn_run import DrawnRun
 
 SEED = int(os.environ.get("STEMMA_RUNS_SEED", "1"))
-COUNT = int(os.environ.get("STEMMA_RUNS_COUNT", "3"))
+COUNT = int(os.environ.get("STEMMA_RUNS_COUNT", "4"))
 EVENTS = 8
 
 

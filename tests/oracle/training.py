@@ -63,14 +63,17 @@ class Trainer:
                 parameter.copy_(weights[name])
         self._optimizer.load_state_dict(copy.deepcopy(optimizer))
 
-    def update(self, request, orders=None, rules=Rules()):
-        """[Outcome] of the request's steps. `orders`: as step.mini_batches has them."""
+    def update(self, request, orders=None, rules=Rules(), applied_max=None):
+        """[Outcome] of the request's steps. `orders`: as step.mini_batches has them. `applied_max`: ends behind so many that were
+        applied, as a request that is cancelled does."""
         header = request["header"]
         keep_entry = _reads_entry_weights(header) and rules.old_weights_are_the_entry_weights
         entry = step.log_probs(self.model, request) if keep_entry else None
         advantage = rules.advantages(request)
         history = []
         for epoch, groups in step.mini_batches(request, orders):
+            if applied_max is not None and sum(outcome.outcome == "APPLIED" for outcome in history) == applied_max:
+                break
             result = step.run(self.model, request, groups, entry, rules.aggregate, advantage)
             norm = math.sqrt(sum(g.square().sum().item() for g in result.gradients.values()))
             outcome = "APPLIED"
