@@ -23,7 +23,7 @@ from oracle import hf64, models, requests, step
 from stemma import _proto
 from stemma._stub import TrainingStub
 
-RANKS_MAX = 4
+RANKS_MAX = int(os.environ.get("STEMMA_RUNS_RANKS", "4"))
 POSITIONS = 128
 STRIKE_WITHIN_S = 1.0  # after a request was sent: most of these requests take less
 

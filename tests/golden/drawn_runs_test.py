@@ -1,7 +1,8 @@
 """Whole training runs, drawn: any model on any mesh of up to four ranks under any memory settings, with losses, moves and checkpoints
 on the way, has at every moment the weights of the oracle, which trains alone in float64.
 
-STEMMA_RUNS_SEED and STEMMA_RUNS_COUNT choose the runs; a failure prints its seed and its story."""
+STEMMA_RUNS_SEED and STEMMA_RUNS_COUNT choose the runs, STEMMA_RUNS_RANKS the most ranks of a mesh (the same seed draws other runs
+then); a failure prints its seed and its story."""
 
 import os
 
