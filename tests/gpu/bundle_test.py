@@ -3,6 +3,7 @@ it would do without any of them."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -80,6 +81,13 @@ def test_all_that_is_needed_is_inside_or_the_machines(unpacked):
         missing = [name for name in bundle.needed(path) if name not in inside and not bundle.is_elsewhere(name)]
         assert not missing, f"{path} needs {missing}"
         assert all(folder.startswith(unpacked) for folder in bundle.runpaths(path)), f"{path} looks in {bundle.runpaths(path)}"
+
+
+def test_every_test_of_a_device_is_in_the_bundle():
+    """But for those that this build lacks, as it has no CUDA."""
+    listed = subprocess.run(["ctest", "--test-dir", BUILD, "-N", "-L", "^device$"], check=True, text=True, stdout=subprocess.PIPE).stdout
+    names = re.findall(r"Test +#\d+: (\S+)", listed)
+    assert "engine_device_test" in names and set(names) <= set(bundle.TESTS), names
 
 
 def test_control_a_missing_library_is_noticed():
