@@ -141,7 +141,7 @@ void ReportFile::End(const std::string& name, const std::string& state, double s
   Write();
 }
 
-void ReportFile::EndLeft(const std::string& name, int exit_status) {
+void ReportFile::EndLeft(const std::string& name, int exit_status, double seconds) {
   if (part(name).is_null() || part(name).value("state", "") != "running") return;
   std::string state = IsWhole(part(name)) ? "done" : kOutOfTime;
   if (exit_status == kTimedOut || exit_status == kKilled) {
@@ -149,7 +149,7 @@ void ReportFile::EndLeft(const std::string& name, int exit_status) {
   } else if (exit_status != 0) {
     state = absl::StrCat("failed: its process ended with status ", exit_status);
   }
-  End(name, state, 0);
+  End(name, state, seconds);
 }
 
 void ReportFile::Write() const {

@@ -50,8 +50,9 @@ class ReportFile {
                                nlohmann::json row);
   void SetFact(const std::string& name, const std::string& fact, nlohmann::json value);
   void End(const std::string& name, const std::string& state, double seconds);
-  // Ends a part that its process left running: by its rows after exit status 0, else by what ended it.
-  void EndLeft(const std::string& name, int exit_status);
+  // Ends a part that its process left running, after so many seconds: by its rows after exit status 0, else by what
+  // ended it.
+  void EndLeft(const std::string& name, int exit_status, double seconds);
 
  private:
   ReportFile(std::string path, UniqueFd lock, nlohmann::json report)
