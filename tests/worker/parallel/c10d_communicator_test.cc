@@ -47,6 +47,46 @@ TEST(C10dCommunicator, ARankEndsWithoutTheOthersOfItsDevices) {
   EXPECT_EQ(ends, expected);
 }
 
+// As NCCL's end does where a device has failed, or what is in flight does not end.
+class FailingBackend final : public c10d::Backend {
+ public:
+  explicit FailingBackend(std::vector<std::string>& ends) : Backend(0, 2), ends_(ends) {}
+  ~FailingBackend() override { ends_.push_back("dropped"); }
+
+  const std::string getBackendName() const override { return "failing"; }
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& /*values*/, int /*to*/, int /*tag*/) override { Fail(); }
+  void shutdown() override { Fail(); }
+  void abort() override { Fail(); }
+
+ private:
+  [[noreturn]] static void Fail() {
+    throw c10::DistBackendError(c10::SourceLocation{"f", "NCCLUtils.hpp", 9}, "ncclUnhandledCudaError: Cuda failure");
+  }
+
+  std::vector<std::string>& ends_;
+};
+
+// Thrown on, it would end the process in the destructor or in the thread that drops the connections.
+TEST(C10dCommunicator, AnEndThatFailsKeepsNeitherTheRankNorItsOtherBackends) {
+  for (const bool breaks : {false, true}) {
+    std::vector<std::string> ends;
+    {
+      worker::AxisBackends backends;
+      backends.host = c10::make_intrusive<FailingBackend>(ends);
+      backends.device = c10::make_intrusive<EndingBackend>("device", ends);
+      backends.to = {nullptr, c10::make_intrusive<FailingBackend>(ends)};
+      worker::C10dCommunicator ranks("pp", std::exchange(backends, {}), absl::Seconds(1));
+      if (breaks) {
+        const absl::Status failed = ranks.Send("s", at::ones({2}, at::kFloat), 1);
+        EXPECT_EQ(failed.code(), absl::StatusCode::kUnavailable) << failed;
+      }
+    }
+    std::vector<std::string> expected = {"abort of device", "dropped", "dropped"};
+    if (breaks) std::swap(expected[0], expected[1]);
+    EXPECT_EQ(ends, expected);
+  }
+}
+
 class EndedWork final : public c10d::Work {
  public:
   bool isCompleted() override { return true; }
