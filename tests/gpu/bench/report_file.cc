@@ -63,6 +63,13 @@ bool IsWhole(const json& part) {
 
 }  // namespace
 
+std::string ReasonOf(const absl::Status& status) {
+  if (absl::IsResourceExhausted(status)) return "out of memory";
+  constexpr size_t kReasonBytesMax = 200;
+  const std::string message(status.message());
+  return message.substr(0, std::min(message.find('\n'), kReasonBytesMax));
+}
+
 std::string Today() { return absl::FormatTime("%Y-%m-%d", RealClock().Now(), absl::UTCTimeZone()); }
 
 absl::StatusOr<ReportFile> ReportFile::Open(const std::string& path) {
