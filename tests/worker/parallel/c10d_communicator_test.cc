@@ -153,7 +153,7 @@ TEST(C10dCommunicator, AnAxisWhosePairsAreApartHasNoBackendOfAllOnTheDevice) {
   worker::AxisBackends backends;
   backends.host = c10::make_intrusive<KeepingBackend>();
   const auto connect = [&](const auto& /*store*/, const worker::AxisRank& ranks) {
-    connected.push_back(ranks.axis);
+    connected.push_back(ranks.axis + (ranks.one_way ? " one way" : ""));
     return c10::make_intrusive<KeepingBackend>();
   };
   worker::AxisRank axis;
@@ -161,7 +161,7 @@ TEST(C10dCommunicator, AnAxisWhosePairsAreApartHasNoBackendOfAllOnTheDevice) {
   axis.size = 2;
   axis.pairs_apart = true;
   worker::ConnectOnDevice(c10::make_intrusive<c10d::HashStore>(), axis, connect, backends);
-  EXPECT_EQ(connected, (std::vector<std::string>{"pp.0to1", "pp.1to0"}));
+  EXPECT_EQ(connected, (std::vector<std::string>{"pp.0to1 one way", "pp.1to0 one way"}));
   at::Tensor values = at::ones({2}, MakeFakeDeviceBackend().options(at::kFloat));
   worker::C10dCommunicator ranks("pp", backends, absl::Seconds(1));
   EXPECT_TRUE(ranks.Send("s", values, 1).ok());
@@ -171,6 +171,52 @@ TEST(C10dCommunicator, AnAxisWhosePairsAreApartHasNoBackendOfAllOnTheDevice) {
   worker::ConnectOnDevice(c10::make_intrusive<c10d::HashStore>(), axis, connect, backends = {});
   EXPECT_EQ(connected.back(), "pp");
   EXPECT_NE(backends.device, nullptr);
+}
+
+// Writes down its calls, of two ranks that are alike.
+class FillingBackend final : public c10d::Backend {
+ public:
+  explicit FillingBackend(int64_t received) : Backend(0, 2), received_(received) {}
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& values, const c10d::AllreduceOptions&) override {
+    values[0].mul_(2);
+    return Called("all-reduce", values[0]);
+  }
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& values, int to, int /*tag*/) override {
+    return Called("send to " + std::to_string(to), values[0]);
+  }
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& values, int from, int /*tag*/) override {
+    values[0].fill_(received_);
+    return Called("receive from " + std::to_string(from), values[0]);
+  }
+
+  std::vector<std::string> calls;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> Called(const std::string& what, const at::Tensor& value) {
+    calls.push_back(what + " on " + c10::DeviceTypeName(value.device().type(), /*lower_case=*/true));
+    return c10::make_intrusive<EndedWork>();
+  }
+
+  const int64_t received_;
+};
+
+// NCCL connects what a call needs at the first one of its kind: in a step there may be no memory for it.
+TEST(WarmUp, TheFirstCallIsOfTheKindThatFollows) {
+  const auto calls = [](const worker::AxisRank& ranks, int64_t received = 1) {
+    FillingBackend backend(received);
+    worker::WarmUp(backend, ranks, MakeFakeDeviceBackend().device);
+    return backend.calls;
+  };
+  worker::AxisRank ranks;
+  ranks.axis = "data";
+  ranks.size = 2;
+  using Calls = std::vector<std::string>;
+  EXPECT_EQ(calls(ranks), Calls{"all-reduce on privateuseone"});
+  ranks.one_way = true;
+  EXPECT_EQ(calls(ranks), Calls{"send to 1 on privateuseone"});
+  ranks.rank = 1;
+  EXPECT_EQ(calls(ranks), Calls{"receive from 0 on privateuseone"});
+  EXPECT_THROW(calls(ranks, 7), c10::Error);
 }
 
 std::string TextOf(const std::string& what) {
