@@ -37,9 +37,17 @@ set(STEMMA_TEST_COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
 # What reads a command line and prints an answer computes nothing: a third of its compile time goes.
 set(STEMMA_COMMAND_LINE_COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
 
+# stemma_check_no_more(name [argument ...]): ends where a test was given more than is read, as a second label is.
+function(stemma_check_no_more name)
+  if(ARGN)
+    message(FATAL_ERROR "${name}: ${ARGN} is not read; a test of several labels has them by set_tests_properties")
+  endif()
+endfunction()
+
 # stemma_test(name LABEL label SOURCES a_test.cc ... LINK dep ...): one GoogleTest binary, one ctest entry.
 function(stemma_test name)
   cmake_parse_arguments(A "" "LABEL" "SOURCES;LINK" ${ARGN})
+  stemma_check_no_more(${name} ${A_UNPARSED_ARGUMENTS})
   stemma_binary(${name} SOURCES ${A_SOURCES} LINK ${A_LINK} GTest::gmock GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_compile_options(${name} PRIVATE ${STEMMA_TEST_COMPILE_OPTIONS})
@@ -66,6 +74,7 @@ endfunction()
 set(STEMMA_PYTHON ${CMAKE_SOURCE_DIR}/third_party/venv/bin/python CACHE FILEPATH "Python of the test oracle")
 function(stemma_python_test name)
   cmake_parse_arguments(A "" "LABEL;TIMEOUT" "COMMAND" ${ARGN})
+  stemma_check_no_more(${name} ${A_UNPARSED_ARGUMENTS})
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT ${STEMMA_TEST_TIMEOUT_S})
   endif()

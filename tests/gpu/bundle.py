@@ -21,11 +21,11 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 NAME = "stemma-gpu"
 BYTES_MAX = 55 * 10**6
 TESTS = ["kernels_device_test", "cuda_attention_device_test", "cuda_copy_engine_test", "golden_device_test", "engine_device_test",
-         "group_size_test"]
+         "group_size_test", "nccl_transport_test"]
 BENCH, LIBRARY = "gpu_bench", "libstemma_cuda.so"
 SCRIPTS = ["gpu_check.sh", "report_page.py", "report_data.py", "report_sections.py", "compare_transformers.py"]
 # Parts that gpu_bench does not run: after which of its parts, seconds, meaning.
-OTHER_PARTS = {"tests": ("self_check", 240, "device tests: kernels, attention, copies, whole steps, the golden"),
+OTHER_PARTS = {"tests": ("self_check", 240, "device tests: kernels, attention, copies, whole steps, the golden, NCCL with one rank"),
                "transformers": ("kernels", 240, "the same group through transformers, dense and with a cached prompt")}
 
 # What the machine has: the C and C++ runtimes, LibTorch, CUDA.

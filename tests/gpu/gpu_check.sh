@@ -5,9 +5,9 @@
 #   ./gpu_check.sh --run COMMAND...       with the libraries that the binaries in bin/ need
 #
 # SECONDS (default 1800) are for all parts together. Parts run in order of importance, each in a process of its own that is ended
-# when it takes twice what is expected and a minute, and report.json is written after every row. --device cuda:1 shows the
-# processes that GPU alone. --dry-run says what would run. LibTorch is that of TORCH_ROOT, or of the torch
-# that python (or $PYTHON) imports. Exit status: 0 all parts ran, 1 one could not, 2 this machine lacks something.
+# when it takes twice what is expected and a minute or, with others behind it, half of what is left, and report.json is written after
+# every row. --device cuda:1 shows the processes that GPU alone. --dry-run says what would run. LibTorch is that of TORCH_ROOT, or of
+# the torch that python (or $PYTHON) imports. Exit status: 0 all parts ran, 1 one could not, 2 this machine lacks something.
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -136,10 +136,12 @@ logs="$report.logs"
 mkdir -p "$logs" || fail "$logs cannot be made"
 begin=$(date +%s) status=0
 
-# Sets `limit` to the seconds that something may take: twice those that are expected and a minute, or what is left.
+# Sets `limit` to the seconds that something may take: twice those that are expected and a minute, or what is left; half of that where
+# so many others are behind it, so that what hangs in a short run leaves time for them.
 limit_of() {
   local left=$((seconds - ($(date +%s) - begin)))
   limit=$((2 * $1 + 60))
+  [ "$2" -eq 0 ] || left=$(((left + 1) / 2))
   [ "$limit" -le "$left" ] || limit=$left
 }
 
@@ -150,13 +152,13 @@ within() {
   timeout -k 10 "$at_most" "$@" 9>&- 3<&-
 }
 
-# One binary may take what is expected of all, so that one that hangs leaves time for the others.
+# One binary may take half of the part's time, so that one that hangs leaves time for the others.
 run_tests() {
-  local test name result part_seconds=$1 part_end=$(($(date +%s) + limit))
+  local test name result part_limit=$limit part_end=$(($(date +%s) + limit))
   native within "$limit" "${bench[@]}" --device "$device" --begin-part tests || { status=1; return; }
   for test in "$here"/bin/tests/*; do
     name=$(basename "$test")
-    limit_of $((part_seconds / 2))
+    limit=$(((part_limit + 1) / 2))
     local of_part=$((part_end - $(date +%s)))
     [ "$limit" -le "$of_part" ] || limit=$of_part
     if [ "$limit" -le 0 ]; then
@@ -166,13 +168,15 @@ run_tests() {
       continue
     fi
     rm -f "$logs/$name.json"
+    local test_begin
+    test_begin=$(date +%s)
     native within "$limit" "$test" "--gtest_output=json:$logs/$name.json" >"$logs/$name.log" 2>&1
     result=$?
     echo "$name: exit status $result"
     [ "$result" -eq 0 ] || status=1
-    native "${bench[@]}" --add-test "$name" --result "$logs/$name.json" --status "$result"
+    native "${bench[@]}" --add-test "$name" --result "$logs/$name.json" --status "$result" --took $(($(date +%s) - test_begin))
   done
-  native "${bench[@]}" --end-part tests --status 0
+  native "${bench[@]}" --end-part tests --status 0 --took $(($(date +%s) - part_begin))
 }
 
 run_transformers() {
@@ -190,9 +194,15 @@ run_bench() {
   return $result
 }
 
+behind=0
+while read -r part _; do
+  ! wanted "$part" || behind=$((behind + 1))
+done <"$here/parts.txt"
+
 while read -r part part_seconds _ <&3; do
   wanted "$part" || continue
-  limit_of "$part_seconds"
+  behind=$((behind - 1)) part_begin=$(date +%s)
+  limit_of "$part_seconds" "$behind"
   if [ "$limit" -le 0 ]; then
     echo "$part: out of time"
     status=1
@@ -203,13 +213,13 @@ while read -r part part_seconds _ <&3; do
   echo "== $part, at most $limit s"
   result=0
   case "$part" in
-    tests) run_tests "$part_seconds" ;;
+    tests) run_tests ;;
     transformers) run_transformers || result=$? ;;
     *) run_bench "$part" || result=$? ;;
   esac
   if [ "$result" -ne 0 ]; then
     status=1
-    native "${bench[@]}" --end-part "$part" --status "$result"
+    native "${bench[@]}" --end-part "$part" --status "$result" --took $(($(date +%s) - part_begin))
   fi
 done 3<"$here/parts.txt"
 

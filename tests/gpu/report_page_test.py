@@ -291,9 +291,11 @@ def test_bytes_are_held_against_the_plan():
 
 def test_a_search_that_was_cut_is_a_bound():
     rows = [{"way": "a", "tokens": 2048, "cut": True, "is_the_positions": False}, {"way": "b", "cut": True, "not_measured": "out of time"},
-            {"way": "c", "tokens": 4096, "is_the_positions": True}]
+            {"way": "c", "tokens": 4096, "is_the_positions": True},
+            {"way": "d", "tokens": 8192, "is_the_positions": False, "ended_by": "cuBLAS failed"}]
     text = page(report(capacity={"capacity": rows}))
     assert "| a | at least 2,048 (cut) |" in text and "| b | not measured: out of time |" in text and "| c | 4,096, all positions |" in text
+    assert "| d | at least 8,192 (cuBLAS failed) |" in text
 
 
 def test_kernels_are_held_against_the_copy_of_the_same_device():

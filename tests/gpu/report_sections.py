@@ -274,7 +274,8 @@ def tokens_text(row):
     if "tokens" not in row:
         return cell(row, NOT_MEASURED)
     text = f"{row['tokens']:,}" + (", all positions" if row.get("is_the_positions") else "")
-    return f"at least {text} (cut)" if row.get("cut") else text
+    bound = "cut" if row.get("cut") else row.get("ended_by")
+    return f"at least {text} ({bound})" if bound else text
 
 
 def memory_lines(report, bars):

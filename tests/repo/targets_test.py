@@ -1,6 +1,9 @@
-"""Every source file is built and every test is run: it stands in the CMakeLists.txt of its own folder."""
+"""Every source file is built and every test is run: it stands in the CMakeLists.txt of its own folder. And what a device's library
+shares with the worker is all in the digest by which they know each other."""
 
+import fnmatch
 import pathlib
+import posixpath
 import re
 
 import source_tree
@@ -29,8 +32,26 @@ def not_built(tree):
     return found
 
 
+def not_in_the_digest(tree):
+    """Headers that those of worker/CMakeLists.txt's digest read, and that are not in it."""
+    words = re.search(r"file\(GLOB _device_headers CONFIGURE_DEPENDS([^)]*)\)", tree["worker/CMakeLists.txt"]).group(1).split()
+    patterns = [posixpath.normpath(f"worker/{word}") for word in words]
+    shared = [path for path in tree if any(fnmatch.fnmatch(path, p) and path.count("/") == p.count("/") for p in patterns)]
+    return sorted({f"{path} reads {included}, which is not in the digest of worker/CMakeLists.txt" for path in shared
+                   for _, included, _ in source_tree.includes(tree[path]) if included in tree and included not in shared})
+
+
 def test_every_source_is_in_a_target_and_every_test_in_ctest():
     source_tree.assert_none(not_built(source_tree.repository()))
+
+
+def test_a_library_and_its_worker_know_each_other_by_all_that_they_share():
+    source_tree.assert_none(not_in_the_digest(source_tree.repository()))
+    lists = "file(GLOB _device_headers CONFIGURE_DEPENDS backend/*.h ../common/a.h)"
+    tree = {"worker/CMakeLists.txt": lists, "worker/backend/b.h": '#include "common/a.h"\n', "common/a.h": "",
+            "worker/backend/cuda/c.h": '#include "common/d.h"\n', "common/d.h": ""}
+    assert not not_in_the_digest(tree), "what lies deeper is the library's own"
+    assert len(not_in_the_digest({**tree, "common/a.h": '#include "common/d.h"\n'})) == 1
 
 
 def test_a_forgotten_file_is_noticed():

@@ -8,18 +8,12 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "worker/memory/cuda_error_codes.h"
 #include "worker/parallel/collective_error.h"
 #include "worker/parallel/device_failure.h"
 
 namespace stemma::worker {
 namespace {
-
-// The device has failed, unless it only had no memory.
-absl::Status DeviceError(const c10::AcceleratorError& e) {
-  const std::string what = e.what_without_backtrace();
-  if (e.get_error_code() == kDeviceMemoryAllocationError) return absl::ResourceExhaustedError(what);
-  return OwnDeviceFailed(what);
-}
 
 // Returns the error of the device on which this thread computes; empty where it works, or is the host.
 std::string ErrorOfDevice() {
@@ -40,6 +34,13 @@ std::string ErrorOfDevice() {
 absl::Status LibraryError(const c10::Error& e) {
   const std::string what = e.what_without_backtrace(), of_device = ErrorOfDevice();
   return of_device.empty() ? absl::InternalError(what) : OwnDeviceFailed(absl::StrCat(of_device, "; seen by: ", what));
+}
+
+// The device has failed, unless it only had no memory or refused a call.
+absl::Status DeviceError(const c10::AcceleratorError& e) {
+  const std::string what = e.what_without_backtrace();
+  if (e.get_error_code() == kDeviceMemoryAllocationError) return absl::ResourceExhaustedError(what);
+  return IsRefusedCall(e.get_error_code()) ? LibraryError(e) : OwnDeviceFailed(what);
 }
 
 }  // namespace

@@ -11,22 +11,17 @@
 // whose throwing functions are called on checked values only) are not meant to come, and are INTERNAL.
 //
 // Three failures end the worker instead: an error of the device, after which the process can compute nothing more on it
-// and no request is at fault, whoever meets it first: a library that does names its own call, and the device is asked;
+// and no request is at fault, whoever meets it first: a library that does names its own call, and the device is asked,
+// as it is after a call that was refused (worker/memory/cuda_error_codes.h);
 // APPLY's, which may have written half of the weights; and a payload that there is no memory for, which would go on
 // without its middle. So does an exception between the collectives of several ranks, outside of this.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
 
-#include <cstdint>
-
 #include "absl/status/status.h"
 
 namespace stemma::worker {
-
-// The device's own word for "no memory" outside of LibTorch's allocator, as page-locked host memory: CUDA's
-// cudaErrorMemoryAllocation. It leaves the device as it was.
-inline constexpr int32_t kDeviceMemoryAllocationError = 2;
 
 // Returns what becomes of the exception that is being handled.
 absl::Status StatusOfException();

@@ -20,8 +20,10 @@ absl::StatusOr<std::unique_ptr<HostArena>> HostArena::Create(int64_t capacity_by
     // Blocks may lie anywhere in the slab, which may be larger than the capacity.
     const absl::Status status = page_lock->Lock(all, static_cast<int64_t>(arena->slabs_.mapped_bytes()));
     if (!status.ok()) {
-      return absl::Status(status.code(), absl::StrCat("the offload arena of ", capacity_bytes,
-                                                      " bytes cannot be page-locked: ", status.message()));
+      return absl::Status(
+          status.code(),
+          absl::StrCat("the offload arena of ", capacity_bytes, " bytes cannot be page-locked (", status.message(),
+                       "): keep less in host memory, by --host-memory or --optimizer-residency"));
     }
     arena->page_lock_ = page_lock;
     arena->locked_ = all;

@@ -86,6 +86,13 @@ void AddParts(const at::Tensor& parts, const at::Tensor& sum) {
   for (int64_t begin = part; begin < parts.numel(); begin += part) sum.add_(parts.narrow(0, begin, part));
 }
 
+// NCCL's end throws, as when this rank's device has failed or what is in flight stays: it would end the process in a
+// destructor or a thread, before the rank has said why it ends.
+void EndOf(const c10d::Backend& backend, absl::Duration timeout, const std::function<void()>& end) {
+  const absl::Status ended = CatchC10d(timeout, end);
+  LOG_IF(WARNING, !ended.ok()) << backend.getBackendName() << " has not ended as asked: " << ended.message();
+}
+
 Work Reduce(c10d::Backend& backend, const at::Tensor& values, c10d::ReduceOp op) {
   std::vector<at::Tensor> tensors{Flat(values)};
   c10d::AllreduceOptions options;
@@ -119,7 +126,9 @@ C10dCommunicator::C10dCommunicator(std::string axis, AxisBackends backends, absl
 C10dCommunicator::~C10dCommunicator() {
   // A device's orderly end is a call of all ranks: it would wait for those that stay, as when this rank alone cannot
   // load its part, and nobody would hear why. Whatever was asked of this rank has been waited for.
-  for (const auto& backend : Connected(backends_)) backend == backends_.host ? backend->shutdown() : backend->abort();
+  for (const auto& backend : Connected(backends_)) {
+    EndOf(*backend, timeout_, [&] { backend == backends_.host ? backend->shutdown() : backend->abort(); });
+  }
   if (closing_.joinable()) closing_.join();
 }
 
@@ -198,10 +207,12 @@ Work C10dCommunicator::StartWork(const CollectiveCall& call, const at::Tensor& e
 }
 
 void C10dCommunicator::Break() {
-  // The end of a backend waits for what is in flight, which another peer may hold up.
-  closing_ = std::thread([backends = Connected(std::exchange(backends_, {}))]() mutable {
-    for (auto& backend : backends) {
-      backend->abort();
+  // The end of a backend waits for what is in flight, which another peer may hold up. Nobody else holds one any more.
+  auto all = Connected(backends_);
+  backends_ = {};
+  closing_ = std::thread([all = std::move(all), timeout = timeout_]() mutable {
+    for (auto& backend : all) {
+      EndOf(*backend, timeout, [&] { backend->abort(); });
       backend.reset();
     }
   });

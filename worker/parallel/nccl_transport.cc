@@ -1,6 +1,5 @@
 #include "worker/parallel/nccl_transport.h"
 
-#include <ATen/ops/ones.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAFunctions.h>
 
@@ -8,7 +7,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "worker/parallel/cuda_environment.h"
@@ -17,14 +15,6 @@
 
 namespace stemma::worker {
 namespace {
-
-// NCCL connects at the first call only: here, and not in the middle of a step.
-void WarmUp(c10d::Backend& backend, at::Device device) {
-  std::vector<at::Tensor> ones{at::ones({1}, at::TensorOptions().dtype(at::kLong).device(device))};
-  backend.allreduce(ones)->wait();
-  const auto sum = ones[0].item<int64_t>();
-  TORCH_CHECK(sum == backend.getSize(), "the first all-reduce of ", backend.getSize(), " ranks gave ", sum);
-}
 
 class NcclTransport final : public Transport {
  public:
@@ -50,10 +40,11 @@ class NcclTransport final : public Transport {
     options->group_name = axis.axis;
     c10::intrusive_ptr<c10d::Backend> backend =
         c10::make_intrusive<c10d::ProcessGroupNCCL>(store, axis.rank, axis.size, std::move(options));
-    // Connected now, while every rank is known to be there.
+    // Connected now, while every rank is known to be there, and not in the middle of a step, when NCCL's buffers find
+    // no room beside what PyTorch's allocator keeps. A communicator of a pair gets none for collectives.
     backend->setBoundDeviceId(device_);
     backend->eagerConnectSingleDevice(device_);
-    WarmUp(*backend, device_);
+    WarmUp(*backend, axis, device_);
     return backend;
   }
 

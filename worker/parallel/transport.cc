@@ -1,6 +1,11 @@
 #include "worker/parallel/transport.h"
 
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -18,6 +23,7 @@ void ConnectPairs(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& 
     pair.rank = axis.rank == from ? 0 : 1;
     pair.size = 2;
     pair.pairs_apart = false;
+    pair.one_way = true;
     const int peer = axis.rank == from ? to : from;
     auto& backend = (axis.rank == from ? backends.to : backends.from)[static_cast<size_t>(peer)];
     backend = connect(c10::make_intrusive<c10d::PrefixStore>(absl::StrCat(from, "to", to), store), pair);
@@ -37,6 +43,22 @@ void ConnectOnDevice(const c10::intrusive_ptr<c10d::Store>& store, const AxisRan
                      AxisBackends& backends) {
   if (axis.pairs_apart) return ConnectPairs(store, axis, connect, backends);
   backends.device = connect(store, axis);
+}
+
+void WarmUp(c10d::Backend& backend, const AxisRank& ranks, at::Device device) {
+  constexpr int kTag = 0;
+  const at::TensorOptions options = at::TensorOptions().dtype(at::kLong).device(device);
+  const bool receives = ranks.one_way && ranks.rank == 1;
+  std::vector<at::Tensor> values{receives ? at::zeros({1}, options) : at::ones({1}, options)};
+  if (receives) {
+    backend.recv(values, 0, kTag)->wait();
+  } else if (ranks.one_way) {
+    backend.send(values, 1, kTag)->wait();
+  } else {
+    backend.allreduce(values)->wait();
+  }
+  const int64_t found = values[0].item<int64_t>(), expected = ranks.one_way ? 1 : backend.getSize();
+  TORCH_CHECK(found == expected, "the first call of axis ", ranks.axis, " gave ", found, ", not ", expected);
 }
 
 }  // namespace stemma::worker

@@ -18,6 +18,7 @@ struct AxisRank {
   int rank = 0, size = 1;
   bool pairs_apart = false;  // messages of different pairs, or directions, wait for each other nowhere: AxisGroup; a
                              // device's tensors go in messages alone
+  bool one_way = false;      // a pair of these: the first sends to the second, and there is nothing else
   std::string own_host;      // IP literal of this process, on which it may listen
   std::chrono::milliseconds join_timeout, collective_timeout;
 };
@@ -51,5 +52,9 @@ using ConnectRanks = std::function<c10::intrusive_ptr<c10d::Backend>(const c10::
 // are apart `to` and `from`, else `device`.
 void ConnectOnDevice(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& axis, const ConnectRanks& connect,
                      AxisBackends& backends);
+
+// Makes a first call, for a backend that connects what a call needs at the first one of its kind: one way a message,
+// else an all-reduce. Throws what c10d throws, and where a value is wrong.
+void WarmUp(c10d::Backend& backend, const AxisRank& ranks, at::Device device);
 
 }  // namespace stemma::worker

@@ -30,14 +30,6 @@ double SecondsOf(const Backend& backend, const std::function<void()>& run, int r
   return (end_s - clock->At(begin)) / repeats;
 }
 
-// LibTorch's messages go on for pages; a row has the first line.
-std::string ReasonOf(const absl::Status& status) {
-  if (absl::IsResourceExhausted(status)) return "out of memory";
-  constexpr size_t kReasonBytesMax = 200;
-  const std::string message(status.message());
-  return message.substr(0, std::min(message.find('\n'), kReasonBytesMax));
-}
-
 // Calls a function of the CUDA runtime, which came with the device's library: this binary links none.
 void CallCudaRuntime(const char* name) {
   const auto function = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, name));

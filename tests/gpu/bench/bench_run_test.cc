@@ -141,5 +141,35 @@ TEST(LengthSearchTest, ASearchThatIsCutBoundsOrShowsNothing) {
   EXPECT_FALSE(bound.contains("not_measured"));
 }
 
+// Where its memory ends a device's libraries may fail without saying that memory was short.
+TEST(LengthSearchTest, AnErrorLeavesWhatRanBeforeItAsABound) {
+  const auto row_of = [](int64_t fails_from, json& row) {
+    const auto runs = [&](int64_t tokens) -> absl::StatusOr<bool> {
+      if (tokens >= fails_from) return absl::InternalError("cuBLAS failed\nin a kernel");
+      return true;
+    };
+    return FindLongest(
+        LengthSearch(100), 64, runs, [] { return false; }, row);
+  };
+  json bound, none;
+  EXPECT_THAT(row_of(2048, bound), IsOk());
+  EXPECT_EQ(bound, (json{{"step", 64}, {"tokens", 1024}, {"is_the_positions", false}, {"ended_by", "cuBLAS failed"}}));
+  EXPECT_EQ(row_of(64, none).code(), absl::StatusCode::kInternal);
+}
+
+TEST(LengthSearchTest, LengthsAreTriedUntilTimeIsUp) {
+  json row;
+  const auto runs = [](int64_t tokens) -> absl::StatusOr<bool> { return tokens <= 64 * 50; };
+  EXPECT_THAT(FindLongest(
+                  LengthSearch(100), 64, runs, [] { return false; }, row),
+              IsOk());
+  EXPECT_EQ(row, (json{{"step", 64}, {"tokens", 64 * 50}, {"is_the_positions", false}}));
+  int tries = 0;
+  EXPECT_THAT(FindLongest(
+                  LengthSearch(100), 64, runs, [&] { return tries++ == 2; }, row = {}),
+              IsOk());
+  EXPECT_EQ(row, (json{{"step", 64}, {"cut", true}, {"tokens", 64 * 16}, {"is_the_positions", false}}));
+}
+
 }  // namespace
 }  // namespace stemma::testing

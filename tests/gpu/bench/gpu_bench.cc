@@ -4,9 +4,9 @@
 //   gpu_bench --report FILE [--device cuda:0] [--only rates,dense] [--seconds 900] [--layers 0] [--rows TEXT] [--tiny]
 //   gpu_bench --list                      name, seconds and meaning of each part, one a line
 //   gpu_bench --report FILE --begin-part tests                          begins a part that another process fills
-//   gpu_bench --report FILE --add-test NAME --result FILE --status N    keeps the result of a test binary
+//   gpu_bench --report FILE --add-test NAME --result FILE --status N --took SECONDS    keeps a test binary's result
 //   gpu_bench --report FILE --add-test NAME --out-of-time               says that it did not begin
-//   gpu_bench --report FILE --end-part NAME --status N                  ends a part that its process left running
+//   gpu_bench --report FILE --end-part NAME --status N --took SECONDS   ends a part that its process left running
 //   gpu_bench --report FILE --about FILE [--date D] [--hardware H]      keeps which build this is of, when and where it
 //   ran
 //
@@ -137,7 +137,7 @@ absl::Status Run(const Asked& asked) {
     return absl::OkStatus();
   }
   if (!asked.end_part.empty()) {
-    report.EndLeft(asked.end_part, asked.test.exit_status);
+    report.EndLeft(asked.end_part, asked.test.exit_status, asked.test.took_s);
     return absl::OkStatus();
   }
   return RunWithScratch(asked, std::move(report));
@@ -165,6 +165,7 @@ int Main(int argc, char** argv) {
   app.add_option("--result", asked.test.result_file);
   app.add_flag("--out-of-time", asked.test.out_of_time);
   app.add_option("--end-part", asked.end_part);
+  app.add_option("--took", asked.test.took_s);
   app.add_option("--status", asked.test.exit_status);
   CLI11_PARSE(app, argc, argv);
   if (asked.list) {

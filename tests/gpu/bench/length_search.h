@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
 #include "tests/gpu/bench/report_file.h"
 #include "tests/testing/namespaces.h"
@@ -36,8 +39,32 @@ class LengthSearch {
   }
 
  private:
+  friend absl::Status FindLongest(LengthSearch search, int64_t step,
+                                  const std::function<absl::StatusOr<bool>(int64_t tokens)>& runs,
+                                  const std::function<bool()>& time_is_up, nlohmann::json& row);
+
   const int64_t most_;
   int64_t runs_ = 0, fails_, next_;
 };
+
+// Tries lengths until the longest is known or time is up, and writes the row's fields. Where its memory ends a device's
+// libraries may fail without saying that memory was short: what ran before is a bound still.
+inline absl::Status FindLongest(LengthSearch search, int64_t step,
+                                const std::function<absl::StatusOr<bool>(int64_t tokens)>& runs,
+                                const std::function<bool()>& time_is_up, nlohmann::json& row) {
+  absl::Status failed;
+  while (failed.ok() && !search.is_over() && !time_is_up()) {
+    const absl::StatusOr<bool> fits = runs(search.next() * step);
+    if (fits.ok()) search.Tell(*fits);
+    failed = fits.status();
+  }
+  if (!failed.ok() && search.runs_ == 0) return failed;
+  search.Write(step, row);
+  if (!failed.ok()) {
+    row.erase("cut");  // more time would not give more
+    row["ended_by"] = ReasonOf(failed);
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace stemma::testing

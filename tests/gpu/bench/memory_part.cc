@@ -118,16 +118,6 @@ absl::StatusOr<bool> Runs(Stack& stack, const NamedWay& way, const GroupSize& sp
   return true;
 }
 
-absl::Status Bisect(BenchRun& run, Stack& stack, const NamedWay& way, const GroupSize& split, int64_t step, json& row) {
-  LengthSearch search(stack.config().max_positions / step);
-  while (!search.is_over() && !run.TimeIsUp()) {
-    ASSIGN_OR_RETURN(const bool fits, Runs(stack, way, split, search.next() * step));
-    search.Tell(fits);
-  }
-  search.Write(step, row);
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::Status RunMemory(BenchRun& run) {
@@ -156,7 +146,7 @@ absl::Status RunCapacity(BenchRun& run) {
   const int64_t tape = TapeBytes(model, model.max_positions, v1::S4);
   ASSIGN_OR_RETURN(const std::unique_ptr<Stack> stack,
                    Stack::Create(run, {.config = model, .host_tape_bytes = tape + (1 << 20)}));
-  const int64_t blocks = tiny ? 64 : 4096;
+  const int64_t blocks = tiny ? 64 : 4096, step = tiny ? 64 : 1024;
   const std::vector<NamedWay> ways = {
       {"dense, S0", {.dense = true}},
       {"reuse, S0", {}},
@@ -164,8 +154,11 @@ absl::Status RunCapacity(BenchRun& run) {
       {"reuse, S4 in blocks", {.prefix = v1::S4, .suffix = v1::S4, .block_rows = blocks}},
       {"reuse, S4 in blocks, offloaded", {.prefix = v1::S4, .suffix = v1::S4, .block_rows = blocks, .offload = true}}};
   for (const NamedWay& way : ways) {
-    run.Row("capacity", {{"way", way.name}, {"layers", model.num_layers}},
-            [&](json& row) { return Bisect(run, *stack, way, split, tiny ? 64 : 1024, row); });
+    run.Row("capacity", {{"way", way.name}, {"layers", model.num_layers}}, [&](json& row) {
+      return FindLongest(
+          LengthSearch(model.max_positions / step), step,
+          [&](int64_t tokens) { return Runs(*stack, way, split, tokens); }, [&] { return run.TimeIsUp(); }, row);
+    });
   }
   return absl::OkStatus();
 }

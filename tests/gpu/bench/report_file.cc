@@ -63,6 +63,13 @@ bool IsWhole(const json& part) {
 
 }  // namespace
 
+std::string ReasonOf(const absl::Status& status) {
+  if (absl::IsResourceExhausted(status)) return "out of memory";
+  constexpr size_t kReasonBytesMax = 200;
+  const std::string message(status.message());
+  return message.substr(0, std::min(message.find('\n'), kReasonBytesMax));
+}
+
 std::string Today() { return absl::FormatTime("%Y-%m-%d", RealClock().Now(), absl::UTCTimeZone()); }
 
 absl::StatusOr<ReportFile> ReportFile::Open(const std::string& path) {
@@ -141,7 +148,7 @@ void ReportFile::End(const std::string& name, const std::string& state, double s
   Write();
 }
 
-void ReportFile::EndLeft(const std::string& name, int exit_status) {
+void ReportFile::EndLeft(const std::string& name, int exit_status, double seconds) {
   if (part(name).is_null() || part(name).value("state", "") != "running") return;
   std::string state = IsWhole(part(name)) ? "done" : kOutOfTime;
   if (exit_status == kTimedOut || exit_status == kKilled) {
@@ -149,7 +156,7 @@ void ReportFile::EndLeft(const std::string& name, int exit_status) {
   } else if (exit_status != 0) {
     state = absl::StrCat("failed: its process ended with status ", exit_status);
   }
-  End(name, state, 0);
+  End(name, state, seconds);
 }
 
 void ReportFile::Write() const {

@@ -5,13 +5,15 @@
 //    "parts": {NAME: {"state": ..., "seconds": ..., "commit": ..., "device": ..., "date": ..., "facts": {...},
 //                     "tables": {TABLE: [row, ...]}}}}
 // state: "running", which stays if the process dies; "done"; "out of time"; "not all rows were asked for"; "failed:
-// why". A row that could not be measured has "not_measured": why; one that only bounds its number has "cut": true.
+// why". A row that could not be measured has "not_measured": why; one that only bounds its number has "cut": true,
+// or "ended_by": why.
 //
 // One process at a time has it open: FILE.lock is locked meanwhile.
 #pragma once
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/unique_fd.h"
 #include "nlohmann/json.hpp"
@@ -28,6 +30,9 @@ struct PartOrigin {
   std::string date = {};    // 2026-11-28
   bool tiny = false;        // small shapes
 };
+
+// Returns what a row says of an error: the first line, as LibTorch's messages go on for pages.
+std::string ReasonOf(const absl::Status& status);
 
 // Today's date, UTC.
 std::string Today();
@@ -50,8 +55,9 @@ class ReportFile {
                                nlohmann::json row);
   void SetFact(const std::string& name, const std::string& fact, nlohmann::json value);
   void End(const std::string& name, const std::string& state, double seconds);
-  // Ends a part that its process left running: by its rows after exit status 0, else by what ended it.
-  void EndLeft(const std::string& name, int exit_status);
+  // Ends a part that its process left running, after so many seconds: by its rows after exit status 0, else by what
+  // ended it.
+  void EndLeft(const std::string& name, int exit_status, double seconds);
 
  private:
   ReportFile(std::string path, UniqueFd lock, nlohmann::json report)

@@ -128,16 +128,17 @@ TEST(ReportFileTest, APartThatWasLeftRunningSaysWhatEndedIt) {
   const std::string path = folder / "report.json";
   auto report = ReportFile::Open(path);
   ASSERT_THAT(report, IsOk());
-  report->EndLeft("rates", 1);
+  report->EndLeft("rates", 1, 9);
   EXPECT_TRUE(report->part("rates").is_null()) << "it never began";
   for (const auto& [status, state] : {std::pair{124, "out of time, in a row"}, std::pair{137, "out of time, in a row"},
                                       std::pair{139, "failed: its process ended with status 139"}}) {
     report->Begin("rates");
-    report->EndLeft("rates", status);
+    report->EndLeft("rates", status, 9);
     EXPECT_EQ(report->part("rates")["state"], state);
+    EXPECT_EQ(report->part("rates")["seconds"], 9);
   }
   report->End("rates", "failed: why", 1);
-  report->EndLeft("rates", 1);
+  report->EndLeft("rates", 1, 9);
   EXPECT_EQ(report->part("rates")["state"], "failed: why") << "it said so itself";
 }
 

@@ -53,6 +53,7 @@ void AddTestRun(const TestRun& run, ReportFile& report) {
     row["not_measured"] = kOutOfTime;
   } else {
     row["exit_status"] = run.exit_status;
+    row["seconds"] = run.took_s;
     const json result = Parsed(run.result_file);
     if (!result.contains("testsuites")) row["not_measured"] = "it ended before its tests did, see " + run.name + ".log";
     AddCounts(result, row);

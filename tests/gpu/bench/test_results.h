@@ -16,6 +16,7 @@ struct TestRun {
   std::string name = {}, result_file = {};
   int exit_status = 0;
   bool out_of_time = false;  // it did not begin
+  double took_s = 0;
 };
 
 void AddTestRun(const TestRun& run, ReportFile& report);

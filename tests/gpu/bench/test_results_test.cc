@@ -34,7 +34,8 @@ class TestResultsTest : public ::testing::Test {
 };
 
 TEST_F(TestResultsTest, TestsAreCountedAndADeadBinaryIsNamed) {
-  AddTestRun({"a_test", result_, 1}, *report_);
+  AddTestRun({.name = "a_test", .result_file = result_, .exit_status = 1, .took_s = 12}, *report_);
+  EXPECT_EQ(rows()[0]["seconds"], 12);
   AddTestRun({"b_test", folder_ / "none.json", 139}, *report_);
   AddTestRun({"a_test", result_, 1}, *report_);  // once more: it takes its own place
   ASSERT_EQ(rows().size(), 2u);
@@ -52,11 +53,12 @@ TEST_F(TestResultsTest, ThePartIsDoneOnlyWhenItIsEndedAndEveryBinaryRan) {
   EXPECT_EQ(part()["state"], "running") << "others are to come";
   AddTestRun({.name = "b_test", .out_of_time = true}, *report_);
   EXPECT_EQ(rows()[1]["not_measured"], "out of time");
-  report_->EndLeft(kTestsPart, 0);
+  report_->EndLeft(kTestsPart, 0, 75);
   EXPECT_EQ(part()["state"], "out of time");
+  EXPECT_EQ(part()["seconds"], 75) << "what the next run may take time for";
   report_->Begin(kTestsPart);
   AddTestRun({"b_test", result_, 0}, *report_);
-  report_->EndLeft(kTestsPart, 0);
+  report_->EndLeft(kTestsPart, 0, 75);
   EXPECT_EQ(part()["state"], "done") << "the same build ran the other one before";
 }
 

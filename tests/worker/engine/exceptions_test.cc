@@ -87,6 +87,24 @@ TEST_F(ExceptionsTest, ADeviceThatFailsEndsTheSessionAndItsMissingMemoryDoesNot)
               StatusIs(absl::StatusCode::kUnavailable, "this rank's own device failed (CUDA's words)"));
 }
 
+// A call that the device refuses, as a launch that it cannot make, leaves it as it was: the request's answer. Where the
+// device has failed besides, that counts.
+TEST_F(ExceptionsTest, ACallThatTheDeviceRefusesIsTheRequestsAnswerWhereTheDeviceWorks) {
+  const auto refused = [](int32_t code) {
+    return worker::CatchExceptions([code]() -> absl::Status {
+      throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, code, "CUDA's words");
+    });
+  };
+  constexpr int32_t kInvalidConfiguration = 9, kOperatingSystem = 304;  // CUDA's
+  for (const int32_t code : {kInvalidConfiguration, kOperatingSystem}) {
+    EXPECT_THAT(refused(code), StatusIs(absl::StatusCode::kInternal, "CUDA's words"));
+    const FailedFakeDevice failed("an uncorrectable ECC error");
+    EXPECT_THAT(refused(code),
+                StatusIs(absl::StatusCode::kUnavailable,
+                         "this rank's own device failed (an uncorrectable ECC error; seen by: CUDA's words)"));
+  }
+}
+
 // A library that calls the device next sees its error first, and names its own call.
 TEST_F(ExceptionsTest, AnErrorOfALibraryIsTheDevicesWhereItHasFailed) {
   const auto library_fails = [] {

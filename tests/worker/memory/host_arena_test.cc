@@ -117,7 +117,8 @@ TEST(HostArenaTest, MemoryThatCannotBeLockedIsRefusedWithTheReason) {
   EXPECT_THAT(HostArena::Create(4 * kKiB, &lock),
               testing::StatusIs(absl::StatusCode::kResourceExhausted,
                                 ::testing::AllOf(::testing::HasSubstr("4096 bytes cannot be page-locked"),
-                                                 ::testing::HasSubstr("64 KiB"))));
+                                                 ::testing::HasSubstr("64 KiB"),
+                                                 ::testing::HasSubstr("by --host-memory or --optimizer-residency"))));
 }
 
 TEST(HostArenaTest, WithoutCapacityNothingIsLocked) {

@@ -47,6 +47,46 @@ TEST(C10dCommunicator, ARankEndsWithoutTheOthersOfItsDevices) {
   EXPECT_EQ(ends, expected);
 }
 
+// As NCCL's end does where a device has failed, or what is in flight does not end.
+class FailingBackend final : public c10d::Backend {
+ public:
+  explicit FailingBackend(std::vector<std::string>& ends) : Backend(0, 2), ends_(ends) {}
+  ~FailingBackend() override { ends_.push_back("dropped"); }
+
+  const std::string getBackendName() const override { return "failing"; }
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& /*values*/, int /*to*/, int /*tag*/) override { Fail(); }
+  void shutdown() override { Fail(); }
+  void abort() override { Fail(); }
+
+ private:
+  [[noreturn]] static void Fail() {
+    throw c10::DistBackendError(c10::SourceLocation{"f", "NCCLUtils.hpp", 9}, "ncclUnhandledCudaError: Cuda failure");
+  }
+
+  std::vector<std::string>& ends_;
+};
+
+// Thrown on, it would end the process in the destructor or in the thread that drops the connections.
+TEST(C10dCommunicator, AnEndThatFailsKeepsNeitherTheRankNorItsOtherBackends) {
+  for (const bool breaks : {false, true}) {
+    std::vector<std::string> ends;
+    {
+      worker::AxisBackends backends;
+      backends.host = c10::make_intrusive<FailingBackend>(ends);
+      backends.device = c10::make_intrusive<EndingBackend>("device", ends);
+      backends.to = {nullptr, c10::make_intrusive<FailingBackend>(ends)};
+      worker::C10dCommunicator ranks("pp", std::exchange(backends, {}), absl::Seconds(1));
+      if (breaks) {
+        const absl::Status failed = ranks.Send("s", at::ones({2}, at::kFloat), 1);
+        EXPECT_EQ(failed.code(), absl::StatusCode::kUnavailable) << failed;
+      }
+    }
+    std::vector<std::string> expected = {"abort of device", "dropped", "dropped"};
+    if (breaks) std::swap(expected[0], expected[1]);
+    EXPECT_EQ(ends, expected);
+  }
+}
+
 class EndedWork final : public c10d::Work {
  public:
   bool isCompleted() override { return true; }
@@ -113,7 +153,7 @@ TEST(C10dCommunicator, AnAxisWhosePairsAreApartHasNoBackendOfAllOnTheDevice) {
   worker::AxisBackends backends;
   backends.host = c10::make_intrusive<KeepingBackend>();
   const auto connect = [&](const auto& /*store*/, const worker::AxisRank& ranks) {
-    connected.push_back(ranks.axis);
+    connected.push_back(ranks.axis + (ranks.one_way ? " one way" : ""));
     return c10::make_intrusive<KeepingBackend>();
   };
   worker::AxisRank axis;
@@ -121,7 +161,7 @@ TEST(C10dCommunicator, AnAxisWhosePairsAreApartHasNoBackendOfAllOnTheDevice) {
   axis.size = 2;
   axis.pairs_apart = true;
   worker::ConnectOnDevice(c10::make_intrusive<c10d::HashStore>(), axis, connect, backends);
-  EXPECT_EQ(connected, (std::vector<std::string>{"pp.0to1", "pp.1to0"}));
+  EXPECT_EQ(connected, (std::vector<std::string>{"pp.0to1 one way", "pp.1to0 one way"}));
   at::Tensor values = at::ones({2}, MakeFakeDeviceBackend().options(at::kFloat));
   worker::C10dCommunicator ranks("pp", backends, absl::Seconds(1));
   EXPECT_TRUE(ranks.Send("s", values, 1).ok());
@@ -131,6 +171,52 @@ TEST(C10dCommunicator, AnAxisWhosePairsAreApartHasNoBackendOfAllOnTheDevice) {
   worker::ConnectOnDevice(c10::make_intrusive<c10d::HashStore>(), axis, connect, backends = {});
   EXPECT_EQ(connected.back(), "pp");
   EXPECT_NE(backends.device, nullptr);
+}
+
+// Writes down its calls, of two ranks that are alike.
+class FillingBackend final : public c10d::Backend {
+ public:
+  explicit FillingBackend(int64_t received) : Backend(0, 2), received_(received) {}
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& values, const c10d::AllreduceOptions&) override {
+    values[0].mul_(2);
+    return Called("all-reduce", values[0]);
+  }
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& values, int to, int /*tag*/) override {
+    return Called("send to " + std::to_string(to), values[0]);
+  }
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& values, int from, int /*tag*/) override {
+    values[0].fill_(received_);
+    return Called("receive from " + std::to_string(from), values[0]);
+  }
+
+  std::vector<std::string> calls;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> Called(const std::string& what, const at::Tensor& value) {
+    calls.push_back(what + " on " + c10::DeviceTypeName(value.device().type(), /*lower_case=*/true));
+    return c10::make_intrusive<EndedWork>();
+  }
+
+  const int64_t received_;
+};
+
+// NCCL connects what a call needs at the first one of its kind: in a step there may be no memory for it.
+TEST(WarmUp, TheFirstCallIsOfTheKindThatFollows) {
+  const auto calls = [](const worker::AxisRank& ranks, int64_t received = 1) {
+    FillingBackend backend(received);
+    worker::WarmUp(backend, ranks, MakeFakeDeviceBackend().device);
+    return backend.calls;
+  };
+  worker::AxisRank ranks;
+  ranks.axis = "data";
+  ranks.size = 2;
+  using Calls = std::vector<std::string>;
+  EXPECT_EQ(calls(ranks), Calls{"all-reduce on privateuseone"});
+  ranks.one_way = true;
+  EXPECT_EQ(calls(ranks), Calls{"send to 1 on privateuseone"});
+  ranks.rank = 1;
+  EXPECT_EQ(calls(ranks), Calls{"receive from 0 on privateuseone"});
+  EXPECT_THROW(calls(ranks, 7), c10::Error);
 }
 
 std::string TextOf(const std::string& what) {

@@ -56,7 +56,10 @@ TEST_F(CopyFailuresTest, AnErrorSaysWhetherTheDeviceIsLost) {
     return engine_->Wait(Start()).code();
   };
   EXPECT_EQ(told_of(cudaErrorMemoryAllocation), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(told_of(cudaErrorHostMemoryNotRegistered), absl::StatusCode::kInternal);
+  for (const cudaError_t refused :
+       {cudaErrorHostMemoryNotRegistered, cudaErrorOperatingSystem, cudaErrorNotPermitted}) {
+    EXPECT_EQ(told_of(refused), absl::StatusCode::kInternal) << refused;
+  }
   EXPECT_EQ(told_of(cudaErrorLaunchFailure), absl::StatusCode::kUnavailable);
 }
 
