@@ -4,10 +4,12 @@ import contextlib
 import itertools
 import linecache
 import sys
+import warnings
 
 import stemma
 from stemma import _recording
 
+from recorder_test import Disk
 from trace_test import GROUPS, sent_parts
 
 
@@ -17,8 +19,9 @@ class Interrupts:
 
     FILES = (_recording.__file__, stemma.trace.__file__)
 
-    def __init__(self, nth):
-        self.left, self.at = nth, None
+    def __init__(self, nth, function=None):
+        """function: the name of the one whose lines count; None: all."""
+        self.left, self.at, self._function = nth, None, function
 
     def __enter__(self):
         sys.settrace(self._call)
@@ -28,7 +31,8 @@ class Interrupts:
         sys.settrace(None)
 
     def _call(self, frame, _event, _argument):
-        return self._line if frame.f_code.co_filename in self.FILES else None
+        is_meant = frame.f_code.co_filename in self.FILES and self._function in (None, frame.f_code.co_name)
+        return self._line if is_meant else None
 
     def _line(self, frame, event, _argument):
         if event != "line" or linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() == "try:":
@@ -73,3 +77,56 @@ def test_ctrl_c_anywhere_where_it_is_recorded_already_writes_nothing(tmp_path):
                 break
         recording.write("r", parts, 1)
     assert nth > 10 and len(list(stemma.trace.read(tmp_path / "t.jsonl"))) == 1
+
+
+def test_ctrl_c_anywhere_leaves_a_request_that_a_signals_handler_sent_meanwhile_once_too(tmp_path):
+    """The handler's line waits in the trace until its thread's own is whole."""
+    outer, inner = sent_parts(GROUPS[:1]), sent_parts(GROUPS[:1])
+    inner[0].update.ppo_epochs = 2
+    for nth in itertools.count(1):
+        with stemma.trace.TraceWriter(tmp_path / "t.jsonl") as recorder:
+            recording, disk = _recording.Recording(recorder), Disk()
+            recorder._file, disk.file = disk, recorder._file
+            disk.then = [lambda: recording.write("inner", inner, 1)]
+            with contextlib.suppress(KeyboardInterrupt), Interrupts(nth) as interrupts:
+                recording.write("outer", outer, 1)
+            disk.then = []
+            for request_id, parts in (("outer", outer), ("inner", inner)):
+                recording.found(request_id, 1)
+                recording.write(request_id, parts, 1)
+        epochs = sorted(header.get("ppo_epochs", 1) for header, _ in stemma.trace.read(tmp_path / "t.jsonl"))
+        assert epochs == [1, 2], interrupts.at
+        if interrupts.at is None:
+            break
+    assert nth > 400
+
+
+class Closing(Disk):
+    """Closes the trace behind the end of a line."""
+
+    def __init__(self, recorder):
+        super().__init__()
+        self._recorder = recorder
+
+    def write(self, data):
+        num_bytes = super().write(data)
+        if bytes(data) == b"\n":
+            self._recorder.close()
+        return num_bytes
+
+
+def test_ctrl_c_behind_a_line_that_a_handler_cut_as_it_closed_the_trace_leaves_the_request_to_be_written(tmp_path):
+    parts, path = sent_parts(GROUPS[:1]), tmp_path / "t.jsonl"
+    for nth in itertools.count(1):
+        with stemma.trace.TraceWriter(path) as recorder:
+            recording, disk = _recording.Recording(recorder), Closing(recorder)
+            recorder._file, disk.file = disk, recorder._file
+            with contextlib.suppress(KeyboardInterrupt), warnings.catch_warnings(), Interrupts(nth, "_write_line") as interrupts:
+                warnings.simplefilter("ignore")  # that it was closed
+                recording.write("r", parts, 1)
+            recorder._file = open(path, "ab", buffering=0)
+            recording.write("r", parts, 1)
+        assert len(list(stemma.trace.read(path))) == 1, interrupts.at
+        if interrupts.at is None:
+            break
+    assert nth > 40
