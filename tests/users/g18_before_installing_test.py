@@ -222,6 +222,7 @@ def test_g18_what_is_no_list_of_groups_is_refused_by_its_place(groups, said):
     ('{"group": 1, "prompt": 5, "response": 3, "reward": 1e400}', ":1: not JSON"),
     ('{"group": 1, "prompt": 5, "response": 3, "reward": -1' + "0" * 309 + ".0}", ":1: not JSON"),
     ('{"group": 1, "prompt": 5, "response": 3, "reward": 1' + "0" * 210 + "e99}", ":1: not JSON"),
+    ('{"group": 1, "prompt": 5, "response": 3, "reward": -1' + "0" * 309 + "}", ":1: not JSON"),
     ('{"group": "\\ud83d", "prompt": 5, "response": 3}', ":1: not JSON"),
     ('{"group": 123456789012345678901, "prompt": 5, "response": 3}', ":1: group is")])
 def test_g18_broken_rollouts_are_refused_by_both_with_line_and_field(tmp_path, text, said):

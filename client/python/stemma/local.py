@@ -60,7 +60,7 @@ class LocalServer:
                     says, or with neither config nor data "rewind": nothing of a temporary directory outlives this server
         """
         drain_timeout_s = whole("drain_timeout_s", drain_timeout_s)
-        checked_s("start_timeout_s", start_timeout_s)
+        start_timeout_s = checked_s("start_timeout_s", start_timeout_s)
         options = {"--model": model, "--config": config, "--dtype": dtype, "--schedule": schedule, "--threads": threads,
                    "--drain-timeout": drain_timeout_s, "--workers": workers, "--durability": durability}
         if config is None and data is None and durability is None:
