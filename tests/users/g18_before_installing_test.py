@@ -135,8 +135,9 @@ def test_g18_both_read_the_same_of_what_a_config_leaves_out_or_has_as_null(tmp_p
 
 @pytest.mark.parametrize("changed", [
     {"model_type": "gpt2"}, {"model_type": None}, {"hidden_size": 0}, {"vocab_size": None}, {"intermediate_size": 1.5},
-    {"num_hidden_layers": True}, {"num_attention_heads": "4"}, {"num_key_value_heads": -2}, {"num_attention_heads": 10, "head_dim": None}],
-    ids=str)
+    {"num_hidden_layers": True}, {"num_attention_heads": "4"}, {"num_key_value_heads": -2}, {"num_attention_heads": 10, "head_dim": None},
+    {"head_dim": 5}, {"head_dim": 1}, {"head_dim": 4098}, {"hidden_size": 2**20 + 8}, {"hidden_size": 10**300}, {"num_hidden_layers": 2**14 + 1},
+    {"intermediate_size": 2**22 + 1}, {"vocab_size": 2**31}, {"num_attention_heads": 2**17}], ids=lambda changed: str(changed)[:40])
 def test_g18_a_model_that_cannot_be_counted_is_refused_by_both(tmp_path, changed):
     path, rollouts = tmp_path / "config.json", tmp_path / "rollouts.jsonl"
     path.write_text(json.dumps({**TINY, **changed}))
