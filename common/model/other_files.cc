@@ -39,8 +39,9 @@ constexpr std::array<std::string_view, 17> kNames = {"config.json",
                                                      "video_preprocessor_config.json"};
 
 // Those of them that may name Python code which lies beside them (auto_map).
-constexpr std::array<std::string_view, 4> kNamesOfCode = {"tokenizer_config.json", "preprocessor_config.json",
-                                                          "processor_config.json", "video_preprocessor_config.json"};
+constexpr std::array<std::string_view, 5> kNamesOfCode = {"config.json", "tokenizer_config.json",
+                                                          "preprocessor_config.json", "processor_config.json",
+                                                          "video_preprocessor_config.json"};
 
 constexpr uint64_t kConfigBytesMax = 16 << 20;
 
@@ -62,7 +63,7 @@ absl::StatusOr<std::vector<std::string>> NamesOf(const std::string& directory) {
   return names;
 }
 
-// Tells whether a tokenizer or a processor names Python code.
+// Tells whether the model, its tokenizer or a processor names Python code.
 bool HasCode(const std::string& directory) {
   return std::any_of(kNamesOfCode.begin(), kNamesOfCode.end(), [&](std::string_view name) {
     const auto path = ResolvePath(absl::StrCat(directory, "/", std::string(name)));

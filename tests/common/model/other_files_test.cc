@@ -84,10 +84,11 @@ TEST_F(OtherFilesTest, CodeIsCopiedWhereTheTokenizerNamesSome) {
   EXPECT_THAT(Found(), ElementsAre("tokenizer_config.json", "train.py"));
 }
 
-TEST_F(OtherFilesTest, AProcessorMayNameCodeToo) {
+// A loader that trusts the model's own code opens no directory without it.
+TEST_F(OtherFilesTest, AModelOrAProcessorMayNameCodeToo) {
   Write("processing.py", "");
   for (const std::string name :
-       {"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}) {
+       {"config.json", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}) {
     Write(name);
     EXPECT_THAT(Found(), ElementsAre(name)) << "control";
     Write(name, R"({"auto_map": {"AutoProcessor": "processing.P"}})");
