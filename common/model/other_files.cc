@@ -91,9 +91,10 @@ absl::Status Add(const std::string& directory, const std::string& folder, const 
 
 absl::Status AddChatTemplates(const std::string& directory, OtherFiles& found) {
   const std::string folder = absl::StrCat(kChatTemplatesFolder, "/");
+  ASSIGN_OR_RETURN(const std::string path, ResolvePath(absl::StrCat(directory, "/", kChatTemplatesFolder)));
   std::error_code error;
-  if (!fs::is_directory(absl::StrCat(directory, "/", folder), error)) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(absl::StrCat(directory, "/", folder)));
+  if (!fs::is_directory(path, error)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(path));
   for (const std::string& name : names) {
     if (name.ends_with(".jinja")) RETURN_IF_ERROR(Add(directory, folder, name, found));
   }

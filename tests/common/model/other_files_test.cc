@@ -149,5 +149,15 @@ TEST_F(OtherFilesTest, ALinkThatLeadsNowhereIsToldIfItIsOneOfThem) {
   EXPECT_THAT(FindOtherFiles(folder_.path()).status(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("tekken.json")));
 }
 
+// As where the templates lie on a disk that is not mounted: exports without them would render other conversations.
+TEST_F(OtherFilesTest, ALinkToNoFolderOfChatTemplatesIsTold) {
+  fs::create_symlink("nothing", folder_ / kChatTemplatesFolder);
+  EXPECT_THAT(FindOtherFiles(folder_.path()).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(kChatTemplatesFolder)));
+  fs::create_directory(folder_ / "nothing");
+  Write("nothing/rag.jinja", "");
+  EXPECT_THAT(Found(), ElementsAre("additional_chat_templates/rag.jinja"));
+}
+
 }  // namespace
 }  // namespace stemma
