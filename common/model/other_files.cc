@@ -39,8 +39,9 @@ constexpr std::array<std::string_view, 17> kNames = {"config.json",
                                                      "video_preprocessor_config.json"};
 
 // Those of them that may name Python code which lies beside them (auto_map).
-constexpr std::array<std::string_view, 4> kNamesOfCode = {"tokenizer_config.json", "preprocessor_config.json",
-                                                          "processor_config.json", "video_preprocessor_config.json"};
+constexpr std::array<std::string_view, 5> kNamesOfCode = {"config.json", "tokenizer_config.json",
+                                                          "preprocessor_config.json", "processor_config.json",
+                                                          "video_preprocessor_config.json"};
 
 constexpr uint64_t kConfigBytesMax = 16 << 20;
 
@@ -62,7 +63,7 @@ absl::StatusOr<std::vector<std::string>> NamesOf(const std::string& directory) {
   return names;
 }
 
-// Tells whether a tokenizer or a processor names Python code.
+// Tells whether the model, its tokenizer or a processor names Python code.
 bool HasCode(const std::string& directory) {
   return std::any_of(kNamesOfCode.begin(), kNamesOfCode.end(), [&](std::string_view name) {
     const auto path = ResolvePath(absl::StrCat(directory, "/", std::string(name)));
@@ -90,9 +91,10 @@ absl::Status Add(const std::string& directory, const std::string& folder, const 
 
 absl::Status AddChatTemplates(const std::string& directory, OtherFiles& found) {
   const std::string folder = absl::StrCat(kChatTemplatesFolder, "/");
+  ASSIGN_OR_RETURN(const std::string path, ResolvePath(absl::StrCat(directory, "/", kChatTemplatesFolder)));
   std::error_code error;
-  if (!fs::is_directory(absl::StrCat(directory, "/", folder), error)) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(absl::StrCat(directory, "/", folder)));
+  if (!fs::is_directory(path, error)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesOf(path));
   for (const std::string& name : names) {
     if (name.ends_with(".jinja")) RETURN_IF_ERROR(Add(directory, folder, name, found));
   }

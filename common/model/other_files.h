@@ -1,6 +1,6 @@
 // The files of a Hugging Face model directory beside its weights: what whoever loads the model reads, and exports and
-// checkpoints copy. By their names alone; contents are not looked at, but for whether a tokenizer or a processor has
-// code of its own.
+// checkpoints copy. By their names alone; contents are not looked at, but for whether the model, its tokenizer or a
+// processor has code of its own.
 #pragma once
 
 #include <map>

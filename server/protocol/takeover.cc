@@ -85,11 +85,11 @@ void TakeFoundCheckpoints(const CoordinatorParts& parts) {
     if (!missed || !own) parts.history.DropCheckpoint(name);
     parts.out.AddWarning(absl::StrCat("checkpoint ", name, " is not there any more"));
   }
-  WarnOfGivenUpSteps(parts, before);
   for (const internal::v1::KnownCheckpoint& checkpoint : parts.options.checkpoints) {
     if (known.contains(checkpoint.name())) continue;
     TakeFound(parts, checkpoint);
   }
+  WarnOfGivenUpSteps(parts, before);  // after all: what was put in their place may save some
 }
 
 // A new journal beside checkpoints goes on from one of them.

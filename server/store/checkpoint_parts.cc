@@ -149,6 +149,12 @@ absl::Status CheckFound(const std::string& name, const std::optional<uint64_t>& 
   return absl::InvalidArgumentError(absl::StrCat(absl::CEscape(name), ": is not a regular file"));
 }
 
+// Tells whether a part lies in a folder of that name. Where none does, somebody else put there what bears the name.
+bool HasPartIn(const FilesOfParts& files, std::string_view folder) {
+  const auto next = files.upper_bound(absl::StrCat(std::string(folder), "/"));
+  return next != files.end() && next->first.starts_with(absl::StrCat(std::string(folder), "/"));
+}
+
 // Whether who opens a folder as a model may read a file of that name.
 bool LoadersTake(const std::string& name) {
   return absl::EndsWith(name, ".safetensors") || absl::EndsWith(name, ".json");
@@ -159,7 +165,7 @@ bool LoadersTake(const std::string& name) {
 absl::Status CheckFiles(const FilesOfParts& files, const CheckpointParts& parts, const FoundFiles& found,
                         Extras extras) {
   for (const std::string_view folder : kPartFolders) {
-    if (!found.contains(std::string(folder))) continue;
+    if (!found.contains(std::string(folder)) || !HasPartIn(files, folder)) continue;
     return absl::InvalidArgumentError(absl::StrCat(std::string(folder), ": is no folder, or a link"));
   }
   for (const auto& [name, file] : files) {

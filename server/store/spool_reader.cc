@@ -119,7 +119,8 @@ absl::Status ReadMessages(HashedInput& input, const std::string& path, uint64_t 
         absl::StrCat(path,
                      ": holds a request that another version of Stemma kept, which may count otherwise; a "
                      "checkpoint of a later step makes it useless: put one that is damaged or missing back "
-                     "from a backup and verify it (stemma checkpoint verify)"));
+                     "from a backup, verify it (stemma checkpoint verify) and start the server again; or go on without "
+                     "the steps: --durability rewind"));
   }
   internal::v1::SpooledHead head;
   ASSIGN_OR_RETURN(const uint64_t head_bytes, input.TakeLength());

@@ -135,8 +135,9 @@ def test_g18_both_read_the_same_of_what_a_config_leaves_out_or_has_as_null(tmp_p
 
 @pytest.mark.parametrize("changed", [
     {"model_type": "gpt2"}, {"model_type": None}, {"hidden_size": 0}, {"vocab_size": None}, {"intermediate_size": 1.5},
-    {"num_hidden_layers": True}, {"num_attention_heads": "4"}, {"num_key_value_heads": -2}, {"num_attention_heads": 10, "head_dim": None}],
-    ids=str)
+    {"num_hidden_layers": True}, {"num_attention_heads": "4"}, {"num_key_value_heads": -2}, {"num_attention_heads": 10, "head_dim": None},
+    {"head_dim": 5}, {"head_dim": 1}, {"head_dim": 4098}, {"hidden_size": 2**20 + 8}, {"hidden_size": 10**300}, {"num_hidden_layers": 2**14 + 1},
+    {"intermediate_size": 2**22 + 1}, {"vocab_size": 2**31}, {"num_attention_heads": 2**17}], ids=lambda changed: str(changed)[:40])
 def test_g18_a_model_that_cannot_be_counted_is_refused_by_both(tmp_path, changed):
     path, rollouts = tmp_path / "config.json", tmp_path / "rollouts.jsonl"
     path.write_text(json.dumps({**TINY, **changed}))
@@ -222,6 +223,7 @@ def test_g18_what_is_no_list_of_groups_is_refused_by_its_place(groups, said):
     ('{"group": 1, "prompt": 5, "response": 3, "reward": 1e400}', ":1: not JSON"),
     ('{"group": 1, "prompt": 5, "response": 3, "reward": -1' + "0" * 309 + ".0}", ":1: not JSON"),
     ('{"group": 1, "prompt": 5, "response": 3, "reward": 1' + "0" * 210 + "e99}", ":1: not JSON"),
+    ('{"group": 1, "prompt": 5, "response": 3, "reward": -1' + "0" * 309 + "}", ":1: not JSON"),
     ('{"group": "\\ud83d", "prompt": 5, "response": 3}', ":1: not JSON"),
     ('{"group": 123456789012345678901, "prompt": 5, "response": 3}', ":1: group is")])
 def test_g18_broken_rollouts_are_refused_by_both_with_line_and_field(tmp_path, text, said):

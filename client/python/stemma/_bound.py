@@ -104,6 +104,11 @@ def bound(groups, model=None) -> Bound:
     return result
 
 
+# The largest sizes that the server reads of a config (common/model/model_config.cc).
+_SIZES_MAX = {"hidden_size": 1 << 20, "num_hidden_layers": 1 << 14, "intermediate_size": 1 << 22, "vocab_size": (1 << 31) - 1,
+              "num_attention_heads": 1 << 16, "num_key_value_heads": 1 << 16, "head_dim": 1 << 12}
+
+
 class _Shape:
     """A model by the sizes that FLOPs depend on, from a Hugging Face config."""
 
@@ -117,7 +122,10 @@ class _Shape:
         self.ffn = self._size(config, "intermediate_size")
         self.vocab = self._size(config, "vocab_size")
         heads = self._size(config, "num_attention_heads")
-        self.queries = heads * self._head_size(config, family, heads)
+        head = self._head_size(config, family, heads)
+        if head % 2:
+            raise ValueError(f"{source}: head_dim is {head}, which is odd: rotary positions need pairs")
+        self.queries = heads * head
         self.keys = self._key_heads(config, family, heads) * self.queries // heads
         self.layer_weights = self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.ffn)
 
@@ -141,8 +149,8 @@ class _Shape:
     def _size(self, config, name, default=None):
         value = config.get(name)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{self._source}: {name} is {value!r}, must be a whole number from 1 up")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _SIZES_MAX[name]:
+            raise ValueError(f"{self._source}: {name} is {_arrays.shown(value)}, must be a whole number from 1 to {_SIZES_MAX[name]}")
         return value
 
     # 2 FLOPs per multiply-add forward and 4 backward: 6 for each weight and row; attention 12 for each query entry and

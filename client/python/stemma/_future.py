@@ -189,11 +189,14 @@ def about_request(error, request_id):
 
 @contextlib.contextmanager
 def interruptible(client, request_id, cancel, accepted=True):
-    """Turns Ctrl-C into an error that says what becomes of the request; with `cancel` ends it first."""
+    """Turns Ctrl-C into an error that says what becomes of the request; with `cancel` ends it first.
+
+    accepted    true, or a list that is not empty, once the server has said that it took the request
+    """
     try:
         yield
     except errors.RequestInterrupted:
         raise
     except KeyboardInterrupt:
         state = client._try_cancel(request_id) if cancel else None
-        raise errors.RequestInterrupted(request_id, state, accepted) from None
+        raise errors.RequestInterrupted(request_id, state, bool(accepted)) from None

@@ -37,7 +37,7 @@ def loads(text):
     text = text.removeprefix("\ufeff")  # which some editors put before UTF-8, and joining files leaves inside
     if _depth(text) > _MAX_DEPTH:
         raise ValueError(f"JSON is nested deeper than {_MAX_DEPTH}")
-    numbers = {"parse_float": _finite} if _MAY_BE_INFINITE.search(text) else {}
+    numbers = {"parse_float": _finite, "parse_int": _whole} if _MAY_BE_INFINITE.search(text) else {}
     value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant, **numbers)
     if "\\u" in text and _HALF_CHARACTER.search(json.dumps(value, ensure_ascii=False)):
         raise ValueError("a text holds one half of a character that \\u writes in two")
@@ -69,6 +69,11 @@ def _finite(text):
     if math.isinf(value):
         raise ValueError(f"{text[:80]} is more than a number holds")
     return value
+
+
+def _whole(text):
+    _finite(text)  # the server reads a whole number that is larger than 64 bits as this
+    return int(text)
 
 
 def _no_constant(name):

@@ -20,12 +20,16 @@ _UNSURE = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")  # codes after which
 class Line:
     """A request's line in a trace; called with the error where it could not be written and nobody else hears of it."""
 
-    def __init__(self, on_failure=None):
-        self.begin = self.end = None  # bytes of the file before it; and with it, once it is whole
+    def __init__(self, on_failure):
+        self.entries = []  # a trace's for each line that it takes of this request: two, where one recorder writes to two traces
         self._on_failure = on_failure
 
     def __call__(self, error):
         self._on_failure(error)
+
+    def is_kept(self):
+        """Whether every trace that took it has it, or will write it or tell of its failure; not where none took it."""
+        return bool(self.entries) and all(entry.is_kept() for entry in self.entries)
 
 
 class Recording:
@@ -56,8 +60,11 @@ class Recording:
             if self._memory.is_new(request_id, _digest(parts), claim):
                 self._recorder.write_parts(parts, **later)
         except BaseException as error:
-            if line.end is None:  # else it was interrupted behind the end of its line
+            if not line.is_kept():
                 self._failed(request_id, parts, claim, error, stacklevel + 1)
+            elif isinstance(error, Exception):  # of what the recorder does beside its trace
+                warn(f"request {request_id} was accepted and recorded, and then the recorder raised {type(error).__name__}: {error}",
+                     stacklevel + 1)
             if not isinstance(error, Exception):
                 raise
 

@@ -80,13 +80,21 @@ def _decaying_at(schedule, step):
 
 def _checked(learning_rate, warmup_steps):
     """(rate, warm-up) as Python's own numbers: numpy's small ones would round, or wrap."""
-    if not _is_number(learning_rate) or not 0 <= learning_rate < math.inf:
+    if not _is_number(learning_rate) or not 0 <= _as_float(learning_rate) < math.inf:
         raise ValueError(f"learning_rate is {_arrays.shown(learning_rate)}: pass a number, not negative")
     return float(learning_rate), whole("warmup_steps", warmup_steps)
 
 
 def _is_number(value):
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _as_float(value):
+    """The number as Python's own; infinity where that holds none so large."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _warmup(step, warmup_steps):

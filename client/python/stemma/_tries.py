@@ -55,20 +55,29 @@ def deadline_of(timeout_s):
     """The time of time.monotonic() at which it is over; None: never."""
     if timeout_s is None:
         return None
-    if not _is_seconds(timeout_s):
-        raise ValueError(f"timeout_s is {timeout_s!r}: pass seconds, or None to wait as long as it takes")
-    return None if timeout_s > _TIMEOUT_MAX_S else time.monotonic() + float(timeout_s)
+    seconds = _seconds(timeout_s)
+    if seconds is None:
+        raise ValueError(f"timeout_s is {timeout_s!r:.60}: pass seconds, or None to wait as long as it takes")
+    return None if seconds > _TIMEOUT_MAX_S else time.monotonic() + seconds
 
 
-def checked_s(name, seconds):
+def checked_s(name, value):
     """The seconds, which an argument that cannot be left open takes."""
-    if not _is_seconds(seconds):
-        raise ValueError(f"{name} is {seconds!r:.60}: pass seconds, a number from 0 on")
+    seconds = _seconds(value)
+    if seconds is None:
+        raise ValueError(f"{name} is {value!r:.60}: pass seconds, a number from 0 on")
     return seconds
 
 
-def _is_seconds(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and value >= 0
+def _seconds(value):
+    """The value as Python's own number: a time that numpy's small ones are added to is one of them, and is rounded. None: it is no
+    number of seconds."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not value >= 0:
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         self._stub = TrainingStub(self._connection.channel)
         self._lineage, self._step = None, None  # those that _saw keeps
         self._untold_until = 0.0  # of time.monotonic(): workers load what this client asked for
-        self._lineage_lock = threading.Lock()
+        self._lineage_lock = threading.RLock()  # a signal's handler may call, too
 
     @property
     def lineage(self) -> Optional[str]:
@@ -158,22 +158,22 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         }), return_log_probs=return_log_probs, trace_step=trace_step)
         request = parts[0].update.request
         self._pin(request)
-        lost = []
-        with interruptible(self, request.request_id, cancel_on_interrupt, accepted=False):
-            try:
-                with self._recording.sending(request.request_id, parts, lost):
-                    status = self._sent(parts, groups, lambda timeout=None: self._noting_loss(
-                        lambda: self._stub.UpdateActor(iter(parts), timeout=timeout), lost), deadline)
-            except errors.StemmaError as error:
-                if not ran_out(error, deadline):
-                    raise
-                raise about_request(TimeoutError(
-                    f"request {request.request_id} was not taken in {timeout_s} s ({error.message}); the server may have it: send it "
-                    "again with the same request_id"), request.request_id) from error
-        self._saw(status.lineage)
-        with interruptible(self, request.request_id, cancel_on_interrupt):
-            self._recording.write(request.request_id, parts, stacklevel=2)
-        return Future(self, status, return_log_probs, cancel_on_interrupt)
+        lost, answers = [], []
+        try:
+            # To the end: a Ctrl-C between the answer and its record would leave a request that nobody can record.
+            with interruptible(self, request.request_id, cancel_on_interrupt, accepted=answers), \
+                    self._recording.sending(request.request_id, parts, lost):
+                answers.append(self._sent(parts, groups, lambda timeout=None: self._noting_loss(
+                    lambda: self._stub.UpdateActor(iter(parts), timeout=timeout), lost), deadline))
+                self._saw(answers[0].lineage)
+                self._recording.write(request.request_id, parts, stacklevel=2)
+                return Future(self, answers[0], return_log_probs, cancel_on_interrupt)
+        except errors.StemmaError as error:
+            if not ran_out(error, deadline):
+                raise
+            raise about_request(TimeoutError(
+                f"request {request.request_id} was not taken in {timeout_s} s ({error.message}); the server may have it: send it "
+                "again with the same request_id"), request.request_id) from error
 
     def plan(self, groups, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
              seed=None, schedule=None, timeout_s=None) -> Dict[str, Any]:

@@ -36,7 +36,8 @@ def _locked(folder):
 class LocalServer:
     """Runs until close(), or until this process ends, however it does: where it is killed, the server stops by itself, as in
     close(), and only a temporary directory is left. Ctrl-C reaches this process only: what becomes of the server is the
-    script's decision. A process that is forked off may call the server; only the one that started it ends it.
+    script's decision. A process that is forked off may call the server, by a Client of its own; only the one that started it ends
+    it.
 
     address     "host:port", for Client
     data        the server's data directory; exports lie below it. A temporary one is removed by close()
@@ -60,7 +61,7 @@ class LocalServer:
                     says, or with neither config nor data "rewind": nothing of a temporary directory outlives this server
         """
         drain_timeout_s = whole("drain_timeout_s", drain_timeout_s)
-        checked_s("start_timeout_s", start_timeout_s)
+        start_timeout_s = checked_s("start_timeout_s", start_timeout_s)
         options = {"--model": model, "--config": config, "--dtype": dtype, "--schedule": schedule, "--threads": threads,
                    "--drain-timeout": drain_timeout_s, "--workers": workers, "--durability": durability}
         if config is None and data is None and durability is None:

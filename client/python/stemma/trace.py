@@ -23,7 +23,8 @@ class TraceWriter:
     """Writes requests; give it to Client(recorder=...) to keep all that the client sends. Ids, waiting and the choice of
     schedule are the caller's, not the trace's: `header.request` is not kept. Arrays are lists of numbers; in a request of more
     than 65,536 tokens each is the base64 of its bytes, which takes a fraction of the time and memory and reads back the same.
-    Close it, or use it in a `with`."""
+    Close it, or use it in a `with`. Each process makes its own, of another file: in one that was forked off, write is a
+    ValueError."""
 
     def __init__(self, path):
         """Begins a trace.
@@ -32,9 +33,10 @@ class TraceWriter:
         """
         self._file = open(path, "wb", buffering=0)  # a buffer would write later what a failed line left in it
         self._lock = threading.RLock()  # a signal's handler may write while its thread does
-        self._lines = []  # (pieces, Line): the one that is being written, and those that handlers brought meanwhile
-        self._line = _whole(0)  # the last that was begun; where it has no end, a part of it may lie behind the others
-        self._write([_dumps({"schema": SCHEMA})], Line())
+        self._owner_pid = os.getpid()
+        self._lines = []  # (pieces, entry): the one that is being written, and those that handlers brought meanwhile
+        self._entry = _whole(0)  # the last that was begun; where it has no end, a part of its line may lie behind the others
+        self._write([_dumps({"schema": SCHEMA})], _Entry(self._lines))
 
     def write(self, groups_to_send, loss=None, adam=None, *, old="auto", ref="auto", mini_batch=None, epochs=1, shuffle=False,
               seed=None, **header) -> None:
@@ -68,14 +70,19 @@ class TraceWriter:
                 where = f"groups[{num_groups - 1}].rollouts[{num_rollouts}]"
                 pieces += ["," if num_rollouts else "", _dumps(_rollout(rollout, as_numbers, where))]
                 num_rollouts += 1
-        line = on_failure if isinstance(on_failure, Line) else Line(on_failure or _warn_of)
-        self._write([*pieces, "]}]}" if num_groups else "]}"], line)
+        entry = _Entry(self._lines, on_failure or _warn_of)
+        if isinstance(on_failure, Line):
+            on_failure.entries.append(entry)
+        self._write([*pieces, "]}]}" if num_groups else "]}"], entry)
 
     def close(self) -> None:
         """Ends the file. A line that another thread is writing comes to its end first; one that the caller's own thread is writing,
-        where a signal's handler closes, is taken back."""
-        with self._lock:
-            self._try_cut()
+        where a signal's handler closes, is taken back. A process that was forked off leaves the file to the other."""
+        if os.getpid() == self._owner_pid:
+            with self._lock:
+                self._try_cut()
+                self._file.close()
+        else:  # whose thread may hold the lock here for ever, and whose line would be cut
             self._file.close()
 
     def __enter__(self) -> "TraceWriter":
@@ -84,44 +91,48 @@ class TraceWriter:
     def __exit__(self, *_):
         self.close()
 
-    def _write(self, pieces, line):
+    def _write(self, pieces, entry):
         """Writes a line, or nothing of it. A large one is not joined: it would be held twice. Of a signal's handler, which finds
         its thread in the middle of a line, the thread writes it next.
 
         pieces  of it, ASCII
-        line    told of a handler's that fails
+        entry   told of a handler's that fails
         """
+        if os.getpid() != self._owner_pid:  # each would count its own lines alone, and cut the other's
+            raise ValueError(f"this trace in {self._file.name} is of process {self._owner_pid}, from which this one was forked off: "
+                             "make a stemma.trace.TraceWriter in each process, with a file of its own")
         _check_length(sum(map(len, pieces)))
         with self._lock:
             if self._lines:
-                self._lines.append((pieces, line))
+                self._lines.append((pieces, entry))
                 return
             failed = []
             try:
-                self._lines.append((pieces, line))
+                self._lines.append((pieces, entry))
                 while self._lines:
                     try:
                         self._write_line(*self._lines[0])
                     except BaseException as error:
                         failed.append((self._lines[0][1], error))
                     del self._lines[0]
+            except BaseException as error:  # an interrupt between two lines
+                failed += [(left, error) for left in (entry, *(waiting for _, waiting in self._lines))]
             finally:
                 self._lines.clear()
-        _tell(failed, line)
+        _tell(failed, entry)
 
-    def _write_line(self, pieces, line):
+    def _write_line(self, pieces, entry):
         self._cut()
-        line.begin = self._line.end
-        end = line.begin + sum(map(len, pieces)) + 1
+        entry.begin = self._entry.end
+        end = entry.begin + sum(map(len, pieces)) + 1
         try:
-            self._line = line
+            self._entry = entry
             for piece in (*pieces, "\n"):
                 left = memoryview(piece.encode())
                 while left:
                     left = left[self._file.write(left):]  # a disk that is nearly full takes a part
-            line.end = end  # in one step: whatever interrupts finds a line that is whole, or one that is not
-            if self._line is not line:  # whoever closed the file in the meantime has cut the line
-                line.end = None
+            entry.end = end  # in one step: whatever interrupts finds a line that is whole, or one that is not
+            if entry.is_cut:  # whoever closed the file in the meantime has cut it
                 raise ValueError("the trace was closed before the end of the line")
         except BaseException:
             self._try_cut()
@@ -129,10 +140,11 @@ class TraceWriter:
 
     def _cut(self):
         """Takes back what was written of a line that did not come to its end; OSError where no file can be cut, as a pipe."""
-        if self._line.end is None:
-            os.ftruncate(self._file.fileno(), self._line.begin)
-            self._file.seek(self._line.begin)
-            self._line = _whole(self._line.begin)
+        if self._entry.end is None:
+            self._entry.is_cut = True
+            os.ftruncate(self._file.fileno(), self._entry.begin)
+            self._file.seek(self._entry.begin)
+            self._entry = _whole(self._entry.begin)
 
     def _try_cut(self):
         """Cuts where the file can be cut, and is open."""
@@ -165,25 +177,39 @@ def read(path) -> Iterator[Tuple[Dict[str, Any], List[Dict[str, Any]]]]:
         begun = True
 
 
+class _Entry:
+    """Where one line stands in the file of a trace."""
+
+    def __init__(self, lines, on_failure=None):
+        """lines: those that the trace has yet to write. on_failure: as for write_parts."""
+        self.begin = self.end = None  # bytes of the file before it; and with it, once it is whole
+        self.is_cut = False  # whether it was taken back before it was whole
+        self.on_failure, self._lines = on_failure, lines
+
+    def is_kept(self):
+        """Whether the line is whole, or will be written or its failure told."""
+        return not self.is_cut and (self.end is not None or any(entry is self for _, entry in self._lines))
+
+
 def _whole(end):
     """What stands before a first line: lines that end there."""
-    line = Line()
-    line.begin = line.end = end
-    return line
+    entry = _Entry([])
+    entry.begin = entry.end = end
+    return entry
 
 
 def _tell(failed, own):
     """Tells each handler what kept its line from being written, and raises what ends the process, or else the own line's error.
 
-    failed  (line, error) of each
-    own     the line of the caller, which is not told
+    failed  (entry, error) of each
+    own     the entry of the caller, which is not told
     """
     try:
-        for line, error in failed:
-            if line is not own and line.end is None:
-                line(error)
+        for entry, error in failed:
+            if entry is not own and not entry.is_kept():
+                entry.on_failure(error)
     finally:
-        raised = [error for line, error in failed if line is own or not isinstance(error, Exception)]
+        raised = [error for entry, error in failed if entry is own or not isinstance(error, Exception)]
         if raised:
             raise min(raised, key=lambda error: isinstance(error, Exception))
 

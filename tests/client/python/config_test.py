@@ -115,6 +115,13 @@ def test_a_schedule_is_the_same_for_numpys_small_numbers_which_wrap_and_round():
         assert [schedule(small(step)) for step in (0, 80, 95, 127)] == [plain(step) for step in (0, 80, 95, 127)]
 
 
+@pytest.mark.parametrize("rate", [10**400, math.inf, math.nan, -1, True, "1e-6"])
+def test_a_rate_that_no_number_holds_is_refused(rate):
+    for make in (stemma.constant, lambda rate: stemma.linear(rate, 4)):
+        with pytest.raises(ValueError, match="^learning_rate is .*: pass a number, not negative$"):
+            make(rate)
+
+
 @pytest.mark.parametrize("header, says", [
     ({"ppo_epochs": 2**40}, r"ppo_epochs is 1099511627776: pass a whole number from 1 to 4294967295"),
     ({"seed": 2**64}, r"seed is 18446744073709551616: pass a whole number from 0 to 18446744073709551615"),

@@ -10,6 +10,7 @@ import grpc
 import numpy
 import pytest
 import stemma
+from stemma import _tries
 
 from checkpoint_test import Checkpoint, Listed, Model
 from client_test import GROUPS, run, update
@@ -38,6 +39,15 @@ def test_options_of_numpy_and_without_an_end_are_taken():
                    recovery_timeout_s=math.inf, follow_lineage=numpy.True_)
     with FakeServer({"GetModel": lambda *_: Model(lineage="L1")}) as server, stemma.Client(server.address, **options) as client:
         assert client.model()["lineage"] == "L1"
+
+
+def test_times_of_numpy_are_pythons_own_to_which_a_clock_adds_exactly():
+    """numpy.float16 ends at 65504, as a clock does after a day, and has no tenths of seconds long before."""
+    uptime_s = 70_000.25
+    for small in (numpy.float16(60), numpy.int8(60), 60):
+        assert uptime_s + _tries.checked_s("recovery_timeout_s", small) == uptime_s + 60
+        assert abs(_tries.left_s(_tries.deadline_of(small)) - 60) < 30
+    assert _tries.checked_s("retry_delay_s", 10**400) == math.inf and _tries.deadline_of(10**400) is None
 
 
 @pytest.mark.parametrize("error", [TypeError("write_parts() takes one argument"), RuntimeError("full"), KeyError("x"), OSError("disk")])

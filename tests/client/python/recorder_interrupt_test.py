@@ -4,10 +4,16 @@ import contextlib
 import itertools
 import linecache
 import sys
+import threading
+import warnings
 
+import grpc
 import stemma
-from stemma import _recording
+from stemma import _future, _recording, client
 
+from client_test import GROUPS as REWARDED, status
+from fake_server import FakeServer, abort
+from recorder_test import Disk
 from trace_test import GROUPS, sent_parts
 
 
@@ -17,8 +23,9 @@ class Interrupts:
 
     FILES = (_recording.__file__, stemma.trace.__file__)
 
-    def __init__(self, nth):
-        self.left, self.at = nth, None
+    def __init__(self, nth, function=None, files=FILES):
+        """function: the name of the one whose lines count; None: all. files: that have them."""
+        self.left, self.at, self._function, self._files = nth, None, function, files
 
     def __enter__(self):
         sys.settrace(self._call)
@@ -28,7 +35,8 @@ class Interrupts:
         sys.settrace(None)
 
     def _call(self, frame, _event, _argument):
-        return self._line if frame.f_code.co_filename in self.FILES else None
+        is_meant = frame.f_code.co_filename in self._files and self._function in (None, frame.f_code.co_name)
+        return self._line if is_meant else None
 
     def _line(self, frame, event, _argument):
         if event != "line" or linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() == "try:":
@@ -73,3 +81,104 @@ def test_ctrl_c_anywhere_where_it_is_recorded_already_writes_nothing(tmp_path):
                 break
         recording.write("r", parts, 1)
     assert nth > 10 and len(list(stemma.trace.read(tmp_path / "t.jsonl"))) == 1
+
+
+def test_ctrl_c_anywhere_leaves_a_request_that_a_signals_handler_sent_meanwhile_once_too(tmp_path):
+    """The handler's line waits in the trace until its thread's own is whole."""
+    outer, inner = sent_parts(GROUPS[:1]), sent_parts(GROUPS[:1])
+    inner[0].update.ppo_epochs = 2
+    for nth in itertools.count(1):
+        with stemma.trace.TraceWriter(tmp_path / "t.jsonl") as recorder:
+            recording, disk = _recording.Recording(recorder), Disk()
+            recorder._file, disk.file = disk, recorder._file
+            disk.then = [lambda: recording.write("inner", inner, 1)]
+            with contextlib.suppress(KeyboardInterrupt), Interrupts(nth) as interrupts:
+                recording.write("outer", outer, 1)
+            disk.then = []
+            for request_id, parts in (("outer", outer), ("inner", inner)):
+                recording.found(request_id, 1)
+                recording.write(request_id, parts, 1)
+        epochs = sorted(header.get("ppo_epochs", 1) for header, _ in stemma.trace.read(tmp_path / "t.jsonl"))
+        assert epochs == [1, 2], interrupts.at
+        if interrupts.at is None:
+            break
+    assert nth > 400
+
+
+class Closing(Disk):
+    """Closes the trace behind the end of a line."""
+
+    def __init__(self, recorder):
+        super().__init__()
+        self._recorder = recorder
+
+    def write(self, data):
+        num_bytes = super().write(data)
+        if bytes(data) == b"\n":
+            self._recorder.close()
+        return num_bytes
+
+
+def test_ctrl_c_behind_a_line_that_a_handler_cut_as_it_closed_the_trace_leaves_the_request_to_be_written(tmp_path):
+    parts, path = sent_parts(GROUPS[:1]), tmp_path / "t.jsonl"
+    for nth in itertools.count(1):
+        with stemma.trace.TraceWriter(path) as recorder:
+            recording, disk = _recording.Recording(recorder), Closing(recorder)
+            recorder._file, disk.file = disk, recorder._file
+            with contextlib.suppress(KeyboardInterrupt), warnings.catch_warnings(), Interrupts(nth, "_write_line") as interrupts:
+                warnings.simplefilter("ignore")  # that it was closed
+                recording.write("r", parts, 1)
+            recorder._file = open(path, "ab", buffering=0)
+            recording.write("r", parts, 1)
+        assert len(list(stemma.trace.read(path))) == 1, interrupts.at
+        if interrupts.at is None:
+            break
+    assert nth > 40
+
+
+def test_ctrl_c_anywhere_in_submit_leaves_what_the_server_took_to_be_attached_and_recorded(tmp_path):
+    taken = []
+
+    def take(parts, _):
+        taken.append(list(parts)[0].update.request.request_id)
+        return status(taken[-1], "ACCEPTED", lineage="L1")
+
+    def get(request, context):
+        if request.request_id not in taken:
+            abort(context, grpc.StatusCode.NOT_FOUND, "never", "NOT_FOUND")
+        return status(request.request_id, "ACCEPTED", lineage="L1")
+
+    files, handlers = (*Interrupts.FILES, client.__file__, _future.__file__), {"UpdateActor": take, "GetRequest": get}
+    with FakeServer(handlers) as server, stemma.trace.TraceWriter(tmp_path / "t.jsonl") as recorder:
+        with stemma.Client(server.address, recorder=recorder) as c:
+            for nth in itertools.count(1):
+                try:
+                    with Interrupts(nth, files=files) as interrupts:
+                        c.submit(REWARDED, stemma.grpo(), stemma.adamw(1e-6), request_id=f"r{nth}", shuffle=True, seed=nth)
+                except stemma.RequestInterrupted as error:
+                    assert error.request_id == f"r{nth}" and error.accepted <= (f"r{nth}" in taken), interrupts.at
+                    if f"r{nth}" in taken:
+                        c.attach(f"r{nth}")
+                except KeyboardInterrupt:
+                    assert f"r{nth}" not in taken, interrupts.at
+                if interrupts.at is None:
+                    break
+    assert [f"r{header['seed']}" for header, _ in stemma.trace.read(tmp_path / "t.jsonl")] == taken and nth > len(taken) > 200
+
+
+def test_a_signals_handler_calls_while_its_thread_notes_what_it_has_seen():
+    class Interrupted(int):
+        """Compared by what a handler interrupts."""
+
+        def __gt__(self, _):
+            c._saw("L1", 3)
+            return False
+
+        __lt__ = __gt__
+
+    with stemma.Client("127.0.0.1:1") as c:
+        c._saw("L1", 1)
+        thread = threading.Thread(target=c._saw, args=("L1", Interrupted(2)), daemon=True)
+        thread.start()
+        thread.join(5)
+        assert not thread.is_alive()

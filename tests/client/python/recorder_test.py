@@ -11,6 +11,7 @@ from stemma import _recording
 
 from client_test import client_of, status, update
 from fake_server import FakeServer, abort
+from trace_test import GROUPS, sent_parts
 from waiting_test import ACCEPTED
 
 
@@ -110,6 +111,51 @@ def test_a_request_of_a_signals_handler_that_a_full_disk_keeps_out_is_the_one_th
         for options in ({"request_id": "outer"}, {"request_id": "inner", "epochs": 2}) * 2:
             update(client, wait=False, **options)
     assert [header.get("ppo_epochs", 1) for header, _ in stemma.trace.read(path)] == [1, 2]
+
+
+class Uploading(stemma.trace.TraceWriter):
+    """Fails behind the end of each line."""
+
+    def write_parts(self, parts, on_failure=None):
+        super().write_parts(parts, on_failure)
+        raise OSError("the archive is away")
+
+
+def test_what_a_recorder_raises_behind_its_line_is_a_warning_and_the_request_is_recorded_once(tmp_path):
+    with FakeServer(ACCEPTED) as server, Uploading(tmp_path / "t.jsonl") as recorder:
+        with stemma.Client(server.address, recorder=recorder) as client:
+            with pytest.warns(RuntimeWarning, match="request r was accepted and recorded, and then the recorder raised OSError: the archive"):
+                update(client, wait=False, request_id="r")
+            update(client, wait=False, request_id="r")
+    assert len(list(stemma.trace.read(tmp_path / "t.jsonl"))) == 1
+
+
+class Both:
+    """Writes to two traces."""
+
+    def __init__(self, *traces):
+        self._traces = traces
+
+    def write_parts(self, parts, on_failure=None):
+        for trace in self._traces:
+            trace.write_parts(parts, on_failure)
+
+
+def test_a_recorder_of_two_traces_leaves_each_its_own_lines_where_a_disk_is_full(tmp_path):
+    """The second is shorter: a line that is taken back leaves each as long as it was."""
+    paths, parts, disk = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"], sent_parts(GROUPS[:1]), Disk()
+    with stemma.trace.TraceWriter(paths[0]) as longer, stemma.trace.TraceWriter(paths[1]) as shorter:
+        longer.write_parts(parts)
+        longer._file, disk.file, disk.full_after = disk, longer._file, b"\n"
+        _recording.Recording(Both(longer, shorter)).write("r", parts, 1)
+        with pytest.raises(OSError, match="full"):
+            longer.write_parts(parts)
+        full = Disk()
+        shorter._file, full.file, full.full_after = full, shorter._file, b"\n"
+        shorter.write_parts(parts)
+        with pytest.warns(RuntimeWarning, match="request s was accepted, and the recorder could not write it: OSError: full"):
+            _recording.Recording(Both(longer, shorter)).write("s", parts, 1)
+    assert [len(list(stemma.trace.read(path))) for path in paths] == [3, 2]
 
 
 class Disk:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import threading
@@ -319,6 +320,46 @@ def test_a_line_comes_to_its_end_before_another_thread_closes(tmp_path):
         writer.write_parts(sent_parts(GROUPS))
         closing.join()
     assert len(list(read(tmp_path / "t.jsonl"))) == 1
+
+
+def in_child(call):
+    """What the call returns, as text, or its error, in a process that is forked off."""
+    ours, childs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # it may wait for a lock that nobody lets go of
+        try:
+            os.write(childs, str(call()).encode())
+        except BaseException as error:
+            os.write(childs, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(childs)
+    with open(ours, "rb") as told:
+        return told.read().decode()
+
+
+def test_a_process_that_was_forked_off_writes_no_line_and_cuts_none(tmp_path):
+    """Each would count its own lines alone, and take back the other's behind them."""
+    def fork():
+        told.append(in_child(lambda: writer.write_parts(sent_parts(GROUPS))))
+        told.append(in_child(writer.close))
+
+    told = []
+    with TraceWriter(tmp_path / "t.jsonl") as writer:
+        Disk(writer, 3, lambda: on_thread(fork))  # while this thread holds the trace's lock
+        writer.write_parts(sent_parts(GROUPS))
+        writer.write_parts(sent_parts(GROUPS))
+    assert re.match(rf"ValueError: this trace in {tmp_path}/t.jsonl is of process {os.getpid()}, from which this one was forked off: make a "
+                    "stemma.trace.TraceWriter in each process", told[0]), told[0]
+    assert told[1] == "None" and len(list(read(tmp_path / "t.jsonl"))) == 2
+
+
+def on_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
 
 
 @pytest.mark.parametrize("own, handlers", [(SystemExit(1), OSError("full")), (OSError("full"), SystemExit(1))])

@@ -84,10 +84,11 @@ TEST_F(OtherFilesTest, CodeIsCopiedWhereTheTokenizerNamesSome) {
   EXPECT_THAT(Found(), ElementsAre("tokenizer_config.json", "train.py"));
 }
 
-TEST_F(OtherFilesTest, AProcessorMayNameCodeToo) {
+// A loader that trusts the model's own code opens no directory without it.
+TEST_F(OtherFilesTest, AModelOrAProcessorMayNameCodeToo) {
   Write("processing.py", "");
   for (const std::string name :
-       {"preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}) {
+       {"config.json", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}) {
     Write(name);
     EXPECT_THAT(Found(), ElementsAre(name)) << "control";
     Write(name, R"({"auto_map": {"AutoProcessor": "processing.P"}})");
@@ -146,6 +147,16 @@ TEST_F(OtherFilesTest, ALinkThatLeadsNowhereIsToldIfItIsOneOfThem) {
   EXPECT_THAT(Found(), IsEmpty());
   fs::create_symlink("nothing", folder_ / "tekken.json");
   EXPECT_THAT(FindOtherFiles(folder_.path()).status(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("tekken.json")));
+}
+
+// As where the templates lie on a disk that is not mounted: exports without them would render other conversations.
+TEST_F(OtherFilesTest, ALinkToNoFolderOfChatTemplatesIsTold) {
+  fs::create_symlink("nothing", folder_ / kChatTemplatesFolder);
+  EXPECT_THAT(FindOtherFiles(folder_.path()).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(kChatTemplatesFolder)));
+  fs::create_directory(folder_ / "nothing");
+  Write("nothing/rag.jinja", "");
+  EXPECT_THAT(Found(), ElementsAre("additional_chat_templates/rag.jinja"));
 }
 
 }  // namespace

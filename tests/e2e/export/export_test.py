@@ -104,10 +104,12 @@ def test_a_tokenizer_of_several_chat_templates_is_the_same_after_an_export(tmp_p
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_tokenizer_of_several_chat_templates_is_the_same_in_a_checkpoint_and_what_goes_on_from_it(workers, tmp_path):
     """As the model directory, and as the checkpoint that another data directory begins with."""
-    loaded = make_with_templates(str(tmp_path / "model"))
-    with server(loaded, data=str(tmp_path / "data"), workers=workers) as local, stemma.Client(local.address) as client:
+    loaded, log = make_with_templates(str(tmp_path / "model")), tmp_path / "log"
+    (tmp_path / "model" / "additional_chat_templates" / "rag+tools.jinja").write_text("")
+    with server(loaded, data=str(tmp_path / "data"), workers=workers, log=log) as local, stemma.Client(local.address) as client:
         saved = client.save_checkpoint("k").path
         assert client.verify_checkpoint("k").damage == ""
+    assert log.read_text().count('additional_chat_templates/"rag+tools.jinja" is not a valid name') == 1, "of one rank"
     assert rendered(saved) == ["Thi", "Dhi"]
     moved = tmp_path / "resumed" / "checkpoints" / "k"
     moved.parent.mkdir(parents=True)

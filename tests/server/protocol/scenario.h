@@ -32,7 +32,7 @@
 //   > hung SECONDS                            (what comes in the next SECONDS is handled at their end, all at once)
 //   > submit CALL ID [steps=K] [payload=TEXT] [wait=MS] [expect=STEP] [empty=K] [empty_from=K] [for_log_probs=K]
 //            [max_norm=C] [skip] [validate] [pass] [bytes=N] [results] [trace=K] [slow=SECONDS] [needs=BYTES] [refused]
-//            [by_ranks]                         (other ranks have other mini-batches of it)
+//            [unread] [by_ranks]                (refused before its end; other ranks have other mini-batches of it)
 //   > save CALL [NAME] [state=TEXT] [pinned] [lineage=L]   > load CALL [NAME] [lineage=L]   > checkpoints CALL
 //   > verify CALL NAME   > pin CALL NAME   > unpin CALL NAME   > delete CALL NAME
 //   > staged JOB [fail] [session=S]           > saved JOB [weights=DIGEST] [fail] [session=S]
@@ -48,9 +48,9 @@
 //   > result ID UID    > log_prob_done ID [fail]                > export_done ID
 //
 // A Prepare shows its denominator and prompt-mean weights, an Apply its clip factor, all with the digits that give the
-// double back; an applied step shows the bytes that its row of the plan's report predicts. A Prepare that asks for
-// spans shows how many, an info the hardware, kernels and phases of ranks that have any, a step that has a trace shows
-// each rank's host, device and how many it recorded.
+// double back; a refusal whether it says that the id is known; an applied step shows the bytes that its row of the
+// plan's report predicts. A Prepare that asks for spans shows how many, an info the hardware, kernels and phases of
+// ranks that have any, a step that has a trace shows each rank's host, device and how many it recorded.
 #pragma once
 
 #include <string>

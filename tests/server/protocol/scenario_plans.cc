@@ -57,10 +57,10 @@ uint64_t Number(const std::string& text) {
 Command::Command(const std::string& line) {
   for (const std::string& word : std::vector<std::string>(absl::StrSplit(line, ' ', absl::SkipEmpty()))) {
     const std::vector<std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
-    const bool flag =
-        word == "skip" || word == "validate" || word == "pass" || word == "fail" || word == "absent" ||
-        word == "exists" || word == "moving" || word == "pinned" || word == "old" ||
-        ((word == "results" || word == "refused" || word == "by_ranks") && !words.empty() && words[0] == "submit");
+    const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" || word == "absent" ||
+                      word == "exists" || word == "moving" || word == "pinned" || word == "old" ||
+                      ((word == "results" || word == "refused" || word == "unread" || word == "by_ranks") &&
+                       !words.empty() && words[0] == "submit");
     if (parts.size() == 2)
       options[parts[0]] = parts[1];
     else if (flag)
@@ -136,6 +136,10 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   request->bytes = command.Get("bytes", 10);
   request->digest = command.Has("payload") ? command.options.at("payload") : "p";
   if (command.Has("refused")) request->refused = MakeError(Reason::kInvalidRequest, "not by the rules of today");
+  if (command.Has("unread")) {
+    request->refused = MakeError(Reason::kLimitExceeded, "too long");
+    request->digest.clear();
+  }
   return request;
 }
 

@@ -122,10 +122,11 @@ std::string StatusText(const v1::RequestStatus& status) {
   return text;
 }
 
-// An error; one about lineages with what it says of them.
+// An error, and whether it says that its id is known; one about lineages with what it says of them.
 std::string ErrorLine(const absl::Status& status) {
   const std::string reason = ErrorReason(status);
   std::string text = absl::StrCat(absl::StatusCodeToString(status.code()), " ", reason);
+  if (absl::StrContains(status.message(), " was accepted before")) absl::StrAppend(&text, " known");
   if (reason != "LINEAGE_MISMATCH" && reason != "ROLLED_BACK") return text;
   for (const auto& [key, value] : GetErrorDetails(status).metadata) absl::StrAppend(&text, " ", key, "=", value);
   return text;

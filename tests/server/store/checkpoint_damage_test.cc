@@ -1,6 +1,7 @@
 // Damage to any file of a checkpoint is refused, and the error names the file.
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "absl/strings/str_cat.h"
@@ -119,6 +120,23 @@ TEST_F(CheckpointDamageTest, WhatNobodyReadsIsNoDamage) {
   fs::create_directory(Path("optim/optim"));
   fs::create_symlink(folder_.path(), Path("link"));
   EXPECT_THAT(store_.Verify("a", manifest_sha256_), IsOk());
+}
+
+// A checkpoint that was saved without chat templates may be given those of the model, by a link.
+TEST_F(CheckpointDamageTest, AnotherThingOfTheNameOfAFolderWithoutPartsIsNoDamage) {
+  DrawnSave save = MakeSave("b", 2, 6);
+  std::erase_if(save.contents, [](const auto& file) { return file.first.starts_with(kChatTemplatesFolder); });
+  auto& parts = *save.manifest.mutable_parts();
+  parts.erase(std::remove_if(parts.begin(), parts.end(),
+                             [&](const auto& part) { return !save.contents.contains(part.file()); }),
+              parts.end());
+  ASSERT_THAT(CommitSave(store_, folder_.path(), save, ""), IsOk());
+  const fs::path templates = fs::path(folder_.path()) / "checkpoints/b" / kChatTemplatesFolder;
+  fs::create_symlink(Path(kChatTemplatesFolder), templates);
+  EXPECT_THAT(store_.Verify("b", ""), IsOk()) << "a link";
+  fs::remove(templates);
+  SetBytes(templates, "a file");
+  EXPECT_THAT(store_.Verify("b", ""), IsOk()) << "a file";
 }
 
 // Sizes are equal, so that only the digests tell.
