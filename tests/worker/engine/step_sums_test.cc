@@ -1,9 +1,19 @@
 #include "worker/engine/step_sums.h"
 
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "tests/testing/step_sums.h"
+#include "worker/engine/copy_agreement.h"
 #include "worker/engine/copy_totals.h"
+#include "worker/engine/entry_log_probs.h"
+#include "worker/engine/partial_gradients.h"
+#include "worker/model/context_exchange.h"
+#include "worker/model/sharded_units.h"
+#include "worker/model/stage_links.h"
+#include "worker/ops/tensor_parallel.h"
 
 namespace stemma::worker {
 namespace {
@@ -86,6 +96,26 @@ TEST(StepSumsTest, WhatAStepExchangedIsCountedFromItsBegin) {
                                                   {"parameters_bytes", 50},       {"parameters_s", 60},
                                                   {"pipeline_bytes", 70},         {"pipeline_s", 80}};
   EXPECT_EQ(exchanged, expected) << "messages of stages are counted where they are sent";
+}
+
+// By the numbers of calls: with one rank no byte moves.
+TEST(StepSumsTest, EveryExchangeInsideOfACopyIsCounted) {
+  const MeshRanks ranks = OnlyRank();
+  at::Tensor value = at::zeros({1});
+  const auto call = [&](Communicator& axis, const std::vector<const char*>& names) {
+    for (const char* name : names) EXPECT_EQ(axis.Broadcast(name, value, /*root=*/0), absl::OkStatus());
+  };
+  call(*ranks.tp, {kRowsName, kRowSumsName, kVocabularyName, kPartialGradientsName, "other"});
+  call(*ranks.kv, {kPartialGradientsName, kPartialGradientsName, "other"});
+  call(*ranks.cp, {kPrefixKvName, kPrefixGradientsName, kCutKvName, kCutGradientsName, kCutLogProbsName,
+                   kEntryLogProbsName, kWavesEndedName});
+  call(*ranks.data, {kUnitName, kUnitGradientsName, "other"});
+  call(*ranks.pp, {kHiddenName, kHiddenGradientsName, kWordName, kPartialGradientsName, "other"});
+  const CopyTotals totals = ReadCopyTotals(ranks);
+  EXPECT_EQ(totals.tensor_parallel.calls, 4 + 2);
+  EXPECT_EQ(totals.context_parallel.calls, 6) << "of waiting for other ranks' waves the seconds alone";
+  EXPECT_EQ(totals.parameters.calls, 2);
+  EXPECT_EQ(totals.pipeline.calls, 4);
 }
 
 TEST(StepSumsTest, OffloadsOfClustersAddUpAndPeaksAreTheHighest) {
