@@ -57,7 +57,7 @@ class Pass {
     RankSizes sizes;
     Program program;
     const absl::Status checked = CatchExceptions([&] {
-      sizes = RankSizesOf(*options_.context.weights, options_.data, options_.copy, payload_);
+      sizes = RankSizesOf(options_.data, options_.copy, payload_);
       program = ExpandStep(plan_, forward_only(), sizes);
       RETURN_IF_ERROR(CheckPassPlan(plan_, payload_, sizes, loss_, vocab_size(), visits_.sharded()));
       visits_.Begin(program, plan_, sizes, forward_only());
@@ -338,7 +338,7 @@ class Pass {
   }
 
   void CountLoss(const LossSums& sums) {
-    if (!forward_only() && counts()) sums_.loss += sums;
+    if (counts()) sums_.loss += sums;
   }
 
   void Progress(OperationKind kind) {
@@ -389,7 +389,7 @@ absl::StatusOr<PassSums> RunLogProb(const PassOptions& options, const Payload& p
 absl::Status AbandonPass(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
                          bool forward_only, const absl::Status& cause) {
   CHECK(!cause.ok());
-  const RankSizes sizes = RankSizesOf(*options.context.weights, options.data, options.copy, payload);
+  const RankSizes sizes = RankSizesOf(options.data, options.copy, payload);
   const MemberResult no_results;
   return Pass(options, payload, plan, /*loss=*/nullptr, {}, no_results)
       .Abandon(ExpandInTurn(plan, forward_only, sizes), sizes, cause);

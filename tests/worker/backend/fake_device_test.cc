@@ -41,6 +41,7 @@ struct StepRun {
   LossSums loss;
   std::vector<Waits> waits;
   int64_t waits_of_prepare = 0;
+  internal::v1::StepSums sums;
 };
 
 // What a step is run with beside its loss.
@@ -120,6 +121,7 @@ class FakeDeviceTest : public ::testing::TestWithParam<const char*> {
     if (!vote.ok()) return vote.status();
     if (!vote->yes()) return absl::InternalError(vote->message());
     run.waits_of_prepare = NumSynchronizations() - before;
+    run.sums = vote->sums();
     for (const Parameter& p : (*engine)->weights().parameters) run.gradients.push_back(p.grad.cpu().clone());
     if (absl::Status status = (*engine)->Apply(0, *vote); !status.ok()) return status;
     for (const Parameter& p : (*engine)->weights().parameters) run.weights.push_back(p.weight.cpu().clone());
@@ -149,6 +151,8 @@ TEST_P(FakeDeviceTest, AStepIsTheCpusAndWaitsOncePerWave) {
     // fp64: sums of some hundred terms in another order.
     EXPECT_LE(WorstError(fake->gradients, cpu->gradients), 1e-12);
     EXPECT_LE(WorstError(fake->weights, cpu->weights), 1e-12);
+    EXPECT_GT(fake->sums.suffix_s(), 0) << "what operations took is asked once, at the end";
+    EXPECT_EQ(fake->sums.prefix_backward_s() > 0, schedule == v1::REUSE);
     // A pass ends with a read of its last wave, which counts to the operation after it: gspo's step has a pass before.
     const int64_t passes = GetParam() == std::string("gspo") ? 2 : 1;
     int64_t waits = 0, waits_of_prefixes = 0;

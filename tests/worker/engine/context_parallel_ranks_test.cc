@@ -97,6 +97,22 @@ TEST_F(ContextParallelRanksTest, ACancelAtAnyPollLeavesNobodyWaiting) {
   }
 }
 
+// A rank that runs nothing of the last cluster, which has no prefix, still agrees with the others that it may run.
+TEST_F(ContextParallelRanksTest, ARankWithoutWorkInTheLastClusterEndsWithTheOthers) {
+  InProcessOptions options = Options(1, 2, 1);
+  options.context.seed = 0;
+  options.edit_step = [](v1::StepPlan& step) {
+    for (v1::Wave& wave : *step.mutable_clusters(1)->mutable_waves()) wave.set_cp_rank(0);
+  };
+  const auto engine = Make(options);
+  ASSERT_NE(engine, nullptr);
+  ASSERT_TRUE(engine->Load(Request({16, 1})).ok());
+  ASSERT_EQ(engine->plan().plan.steps(0).clusters_size(), 2);
+  ASSERT_TRUE(engine->plan().plan.steps(0).clusters(1).prefix_groups().empty());
+  const auto vote = engine->Prepare(0);
+  EXPECT_TRUE(vote.ok() && vote->yes()) << vote.status();
+}
+
 // A rank that runs no wave of a cluster, in a pass without backward, frees its K/V all the same where the cluster ends.
 TEST_F(ContextParallelRanksTest, AHotSetWithoutWavesEndsWithItsCluster) {
   InProcessOptions options = Options(1, 2, 1);

@@ -49,6 +49,10 @@ TEST_F(ExceptionsTest, EachKindIsTheStepsAnswerAndTheNextStepIsMade) {
   const std::vector<Thrown> kinds = {
       {[] { TORCH_CHECK(false, "of LibTorch"); }, internal::v1::INTERNAL},
       {[] { throw std::bad_alloc(); }, internal::v1::OUT_OF_MEMORY},
+      {[] {
+         throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, "of LibTorch");
+       },
+       internal::v1::OUT_OF_MEMORY},
       {[] { throw std::runtime_error("of a library"); }, internal::v1::INTERNAL},
       {[] { nlohmann::json("text")["key"] = 1; }, internal::v1::INTERNAL},
   };
@@ -162,6 +166,22 @@ TEST_F(ExceptionsTest, ATokenOutsideTheVocabularyIsTheStepsAnswer) {
       EXPECT_FALSE(vote->yes());
       EXPECT_NE(vote->message().find("holds token " + std::to_string(token)), std::string::npos) << vote->message();
     }
+  }
+}
+
+// What the server never plans: a prompt of one token has no prefix, and neither has a group that is not there.
+TEST_F(ExceptionsTest, APlanThatReusesNoPrefixIsTheStepsAnswer) {
+  for (const uint32_t group : {0U, 7U}) {
+    InProcessOptions options;
+    options.edit_step = [group](v1::StepPlan& step) { step.mutable_clusters(0)->add_prefix_groups(group); };
+    const auto engine = MakeEngine(MakeCpuBackend(), options);
+    ASSERT_NE(engine, nullptr);
+    ASSERT_TRUE(engine->Load(Request({1})).ok());
+    const auto vote = engine->Prepare(0);
+    ASSERT_TRUE(vote.ok()) << vote.status();
+    const std::string expected =
+        "reuses the prefix of group " + std::to_string(group) + ": not in the payload, or empty";
+    EXPECT_NE(vote->message().find(expected), std::string::npos) << vote->message();
   }
 }
 

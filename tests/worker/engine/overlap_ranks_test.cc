@@ -262,6 +262,7 @@ TEST_F(OverlapRanksTest, WhatRoundsTakeIsInNoPhase) {
     EXPECT_GE(phases_s, 0);
     EXPECT_LE(phases_s + slept_s, elapsed_s);
     EXPECT_GE(sums.reduce_overlapped_s(), 0.2);
+    EXPECT_LE(sums.reduce_overlapped_s() + sums.reduce_s(), elapsed_s) << "one follows the other";
   }
 }
 
@@ -277,6 +278,7 @@ TEST_P(DrawnOverlapTest, GradientsDoNotDependOnWhereTheReductionBegins) {
   const std::vector<at::Tensor> expected = Step(*at_the_end);
   for (int rank = 0; rank < ranks; ++rank) {
     EXPECT_THAT(journal_.LastOperation(rank), Not(::testing::ContainsRegex("\\+.*[ke]"))) << "control" << When();
+    EXPECT_EQ(at_the_end->votes()[static_cast<size_t>(rank)].sums().reduce_overlapped_s(), 0) << When();
   }
   for (int turn = 0; turn < 2; ++turn) {
     ExpectSame(Step(*overlapped), expected);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <functional>
@@ -25,19 +26,28 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Passes every call on to the right ranks, after `before` has seen it.
+// Passes every call on to the right ranks, after `before` has seen it; `let_go` hears where a send is waited for.
 class ObservedRank final : public Communicator {
  public:
-  using Before = std::function<void(const worker::CollectiveCall& call, int rank)>;
-  ObservedRank(std::unique_ptr<Communicator> right, Before before)
+  using Seen = std::function<void(const worker::CollectiveCall& call, int rank)>;
+  ObservedRank(std::unique_ptr<Communicator> right, Seen before, Seen let_go = nullptr)
       : Communicator(right->axis(), right->rank(), right->size()),
         right_(std::move(right)),
-        before_(std::move(before)) {}
+        before_(std::move(before)),
+        let_go_(std::move(let_go)) {}
 
  private:
   worker::StartedCall Start(const worker::CollectiveCall& call) override {
     before_(call, rank());
-    if (call.kind == worker::CollectiveKind::kSend) return PassSend(*right_, call);
+    if (call.kind == worker::CollectiveKind::kSend) {
+      worker::StartedCall sent = PassSend(*right_, call);
+      if (!let_go_) return sent;
+      return {[this, &call, wait = std::move(sent.wait)] {
+                let_go_(call, rank());
+                return wait();
+              },
+              std::move(sent.done)};
+    }
     at::Tensor output = call.output;
     const absl::Status status =
         call.kind == worker::CollectiveKind::kReceive ? right_->Receive(call.name, output, call.peer)
@@ -48,7 +58,7 @@ class ObservedRank final : public Communicator {
   }
 
   const std::unique_ptr<Communicator> right_;
-  const Before before_;
+  const Seen before_, let_go_;
 };
 
 class PipelineRanksTest : public CopyRanksTest {
@@ -239,6 +249,38 @@ TEST_F(PipelineRanksTest, ABadPayloadIsANoOfEveryRank) {
   bad.groups[2].mutable_rollouts(1)->mutable_response_tokens()->replace(
       4 * sizeof(token), sizeof(token), reinterpret_cast<const char*>(&token), sizeof(token));
   ExpectABadTokenIsEveryRanksNo(Options({.dp = 2, .pp = 2}), std::move(bad));
+}
+
+// No gradient says in a pass without backward that hidden states were taken: a stage lets go of them all the same. In
+// the step the first stage runs one wave after the other.
+TEST_F(PipelineRanksTest, AStageHoldsFewOfTheHiddenStatesThatItSent) {
+  std::atomic<int> held = 0, most = 0;
+  InProcessOptions options = Options({.pp = 2});
+  options.edit_pp_communicator = [&](std::unique_ptr<Communicator> right) {
+    const auto before = [&](const worker::CollectiveCall& call, int rank) {
+      if (rank > 0 || call.kind != worker::CollectiveKind::kSend || call.name != worker::kHiddenName) return;
+      most = std::max(most.load(), ++held);
+    };
+    const auto let_go = [&](const worker::CollectiveCall& call, int rank) {
+      if (rank == 0 && call.name == worker::kHiddenName) --held;
+    };
+    return std::make_unique<ObservedRank>(std::move(right), before, let_go);
+  };
+  options.edit_step = [](v1::StepPlan& step) {
+    for (std::string& order : *step.mutable_copies(0)->mutable_orders()) order = "AFBCAFBCAFBCAFBC";
+  };
+  options.edit_entry_pass = [](v1::StepPlan& pass) { SplitClusters(pass, [](uint32_t group) { return group; }); };
+  const auto engine = Make(options);
+  ASSERT_NE(engine, nullptr);
+  TrainingRequest request = Request({16, 5, 9, 30});
+  request.update.mutable_loss()->set_loss_mode("importance_sampling");
+  request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+  request.update.mutable_old()->set_weights("policy");
+  ASSERT_TRUE(engine->Load(std::move(request)).ok());
+  const auto vote = engine->Prepare(0);
+  ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+  EXPECT_EQ(held, 0);
+  EXPECT_EQ(most, 3) << "two, and the one that was sent now";
 }
 
 // A plan whose stages would wait for each other is refused before the first operation.

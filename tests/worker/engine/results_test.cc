@@ -47,12 +47,17 @@ TEST(ResultSenderTest, EveryRolloutIsSentOnceInChunksThatFit) {
 }
 
 TEST(ResultSenderTest, ManyTinyResultsAreCountedWithTheirIds) {
-  ResultSender sender("id", false, [](const internal::v1::ResultChunk& chunk) {
+  size_t messages = 0, bytes = 0;
+  ResultSender sender("id", false, [&](const internal::v1::ResultChunk& chunk) {
     EXPECT_LE(chunk.ByteSizeLong(), kResultChunkBytes + 1024);
+    ++messages;
+    bytes += chunk.ByteSizeLong();
   });
   for (int i = 0; i < 30'000; ++i)
     sender.Add("g", std::string(250, 'x') + std::to_string(i), std::vector<double>{-1}, {});
   sender.Flush();
+  EXPECT_GT(bytes, 3 * kResultChunkBytes);
+  EXPECT_LE(messages, 2 * bytes / kResultChunkBytes) << "each message is as full as may be";
 }
 
 }  // namespace

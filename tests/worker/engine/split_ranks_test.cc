@@ -148,6 +148,31 @@ TEST_F(SplitRanksTest, ARankThatStopsAnywhereLeavesNobodyWaiting) {
   EXPECT_GE(stops, kRanks * 15) << "places to stop at";
 }
 
+// What a rank that has stopped takes of the others is as large as what they send: K/V in the run's dtype, gK/gV in that
+// of sums.
+TEST_F(SplitRanksTest, ARankThatStopsTakesWhatOthersStillSend) {
+  InProcessOptions options;
+  options.run.set_dtype("bf16");
+  const auto engine = MakeRanks(options);
+  ASSERT_NE(engine, nullptr);
+  ASSERT_TRUE(engine->Load(SyntheticRequest({16, 5, 9, 2}, {8, 3, 5, 8}, vocab())).ok());
+  ASSERT_GE(SplitGroups(engine->plan().plan.steps(0)), 3);
+  const auto vote = engine->Prepare(0);
+  ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
+  const std::vector<at::Tensor> right = Gradients(*engine);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (int after = 0;; after += 2) {
+      stop_ = {Stop::kCancelled, rank, after};
+      stopped_ = false;
+      ASSERT_TRUE(engine->Prepare(0).ok()) << "rank " << rank << " after " << after << " operations";
+      if (!stopped_) break;
+    }
+  }
+  stop_ = {};
+  ASSERT_TRUE(engine->Prepare(0).ok());
+  ExpectSame(Gradients(*engine), right, "when all have stopped once");
+}
+
 // The first pass has other weights than the second one, which only one rank cannot read, or neither pass has.
 TEST_F(SplitRanksTest, ARankThatCannotReadTheWeightsOfAPassLeavesNobodyWaiting) {
   int fails = -1, pass = 0;

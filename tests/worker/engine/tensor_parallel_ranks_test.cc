@@ -61,6 +61,62 @@ TEST_F(TensorParallelRanksTest, OneRankOfACopySpeaks) {
 // A cancel that one rank alone has heard of stops all of its copy where a cluster begins, and leaves nothing behind.
 TEST_F(TensorParallelRanksTest, ACancelOfOneRankIsTheCopys) { ExpectACancelOfOneRankIsEveryRanksNo(Options(2, 2)); }
 
+// Copies that share groups: a rank that hears of a cancel from the other rank of its copy, where an exchange comes
+// next, gives that exchange up like any other.
+TEST_F(TensorParallelRanksTest, ACopyThatStopsTellsThoseThatShareItsGroups) {
+  for (const int stopping : {0, 1}) {
+    for (int polls = 0;; ++polls) {
+      std::atomic<int> left = polls;
+      std::atomic<bool> cancelled = false;
+      InProcessOptions options = Options(2, 2);
+      options.split = {.seed = 5, .ranks = 2};
+      options.edit_hooks = [&](int rank, EngineHooks& hooks) {
+        if (rank != 2 * stopping) return;
+        hooks.cancelled = [&] {
+          if (left-- > 0) return false;
+          cancelled = true;
+          return true;
+        };
+      };
+      const auto engine = Make(options);
+      ASSERT_NE(engine, nullptr);
+      ASSERT_TRUE(engine->Load(Request({16, 1, 9, 30})).ok());
+      const auto vote = engine->Prepare(0);
+      ASSERT_TRUE(vote.ok()) << "copy " << stopping << ", poll " << polls << ": " << vote.status();
+      EXPECT_EQ(vote->yes(), !cancelled) << "copy " << stopping << ", poll " << polls;
+      if (!cancelled) break;
+      ASSERT_LT(polls, 9);
+    }
+  }
+}
+
+// One rank of a copy alone cannot read the weights of the pass before the step, or lacks the weights of its rollouts.
+TEST_F(TensorParallelRanksTest, ARankThatCannotBeginLeavesNobodyWaiting) {
+  for (const bool in_pass : {true, false}) {
+    bool fails = true;
+    InProcessOptions options = Options(1, 2);
+    options.edit_prepare = [&](int rank, internal::v1::Prepare& prepare) {
+      if (rank == 0 || !fails) return;
+      in_pass ? prepare.mutable_pass_weights(0)->set_checkpoint("nowhere") : prepare.clear_rollout_weights();
+    };
+    const auto engine = Make(options);
+    ASSERT_NE(engine, nullptr);
+    TrainingRequest request = Request({16, 5});
+    request.update.mutable_loss()->set_loss_mode("importance_sampling");
+    request.update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+    request.update.mutable_old()->set_weights("policy");
+    ASSERT_TRUE(engine->Load(std::move(request)).ok());
+    const auto no = engine->Prepare(0);
+    ASSERT_TRUE(no.ok()) << no.status();
+    EXPECT_THAT(no->message(), HasSubstr(in_pass ? "nowhere" : "rollout_weights"));
+    EXPECT_EQ(engine->votes()[0].no_reason(), internal::v1::PEER) << in_pass;
+    EXPECT_EQ(engine->votes()[1].no_reason(), internal::v1::INTERNAL) << in_pass;
+    fails = false;
+    const auto vote = engine->Prepare(0);
+    EXPECT_TRUE(vote.ok() && vote->yes()) << vote.status();
+  }
+}
+
 // Bad tokens are seen by all ranks of a copy alike; the other copy's step is refused with it.
 TEST_F(TensorParallelRanksTest, ABadPayloadIsANoOfEveryRank) {
   TrainingRequest bad = Request({16, 5, 9, 30});

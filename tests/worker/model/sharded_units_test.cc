@@ -85,6 +85,11 @@ class ShardedUnitsTest : public ::testing::Test {
     WaveBackward(context, prefixes, wave, std::move(forward.tape), at::ones_like(forward.hidden_BD));
   }
 
+  // An operation that reads one layer.
+  std::vector<UnitVisit> Reads(int layer) const {
+    return {{.unit = weights_.units.first_layer + layer, .weights = true}};
+  }
+
   // What this rank has been handed of each unit's gradients since it was asked last.
   std::vector<at::Tensor> TakeOwnGradients() {
     std::vector<at::Tensor> own;
@@ -116,6 +121,50 @@ TEST_F(ShardedUnitsTest, UnitsTravelBesideTheLayers) {
   // embedding leave when the next unit comes, and are waited for when those after them do.
   const std::string backward = std::string("[.") + "][(." + "][)" + "][" + "][" + "]";
   EXPECT_EQ(events, forward + backward);
+  EXPECT_GT(units.waited_s(), 0);
+}
+
+// What was gathered for an operation that is left out is waited for before its slot is another unit's.
+TEST_F(ShardedUnitsTest, AUnitOfAnOperationThatIsLeftOutGivesUpItsSlot) {
+  MakeModel({.hidden = 32, .layers = 4, .heads = 2, .kv_heads = 1, .head_size = 16, .ffn = 32, .vocab = 20});
+  std::string events;
+  const auto rank = MakeRecordingRank(Alone(), DoneIs::kWhenItIs,
+                                      [&](const std::string& /*name*/, bool begins) { events += begins ? "(" : ")"; });
+  ShardedUnits units(*rank, weights_);
+  ASSERT_EQ(weights_.units.slot(weights_.units.first_layer + 1), weights_.units.slot(weights_.units.first_layer + 3));
+  units.BeginPass({Reads(0), Reads(1), Reads(3)});
+  units.BeginOperation(0);
+  units.Layer(0, UnitUse::kRead);
+  EXPECT_EQ(events, "()(") << "the next layer is on its way";
+  units.BeginOperation(2);
+  units.Layer(3, UnitUse::kRead);
+  EXPECT_EQ(events, "()()()");
+  units.EndPass();
+}
+
+// Others may never make the calls that a rank has begun when it cannot go on.
+TEST_F(ShardedUnitsTest, APassThatBreaksWaitsForNobody) {
+  class AnswersOnce final : public Communicator {
+   public:
+    AnswersOnce() : Communicator("data.0.0", 0, kRanks) {}
+
+   private:
+    worker::StartedCall Start(const worker::CollectiveCall& /*call*/) override {
+      const bool answers = calls_++ == 0;
+      return {[answers] {
+        EXPECT_TRUE(answers) << "a rank that is gone is waited for";
+        return absl::OkStatus();
+      }};
+    }
+    int calls_ = 0;
+  };
+  MakeModel({.hidden = 32, .layers = 2, .heads = 2, .kv_heads = 1, .head_size = 16, .ffn = 32, .vocab = 20});
+  AnswersOnce rank;
+  ShardedUnits units(rank, weights_);
+  units.BeginPass({Reads(0), Reads(1)});
+  units.BeginOperation(0);
+  units.Layer(0, UnitUse::kRead);
+  units.Break();
 }
 
 // A pass that reduces once adds up the gradients of its waves, and hands each unit's to their owners in the last wave's

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/testing/draw.h"
@@ -88,6 +89,26 @@ TEST(AxisGroupsTest, ARankKnowsTheNumbersOfTheOthers) {
       }
     }
   }
+}
+
+// Whichever rank says it, all of the mesh hear it, or of its copy where these agree among themselves.
+TEST(MeshRanksTest, AWordOfAnyRankReachesAll) {
+  const std::vector<MeshRanks> ranks =
+      MakeThreadMesh(MakeMesh({.dp = 2, .pp = 2, .cp = 2, .tp = 2}), /*kv_replicas=*/1, absl::Minutes(1));
+  const size_t of_copy = ranks.size() / 2;
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      for (size_t speaker = 0; speaker < ranks.size(); ++speaker) {
+        int64_t of_mesh = rank == speaker ? 7 : 0, own = of_mesh;
+        EXPECT_EQ(ranks[rank].Agree("step", {&of_mesh, 1}), absl::OkStatus());
+        EXPECT_EQ(of_mesh, 7) << "rank " << rank << " of " << speaker;
+        EXPECT_EQ(ranks[rank].copy().Agree("cluster", {&own, 1}), absl::OkStatus());
+        EXPECT_EQ(own, rank / of_copy == speaker / of_copy ? 7 : 0) << "rank " << rank << " of " << speaker;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace

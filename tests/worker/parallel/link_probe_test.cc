@@ -198,8 +198,8 @@ TEST(LinkProbeTest, EachAxisIsToldByItself) {
 TEST(LinkProbeTest, TheNumberOfRanksDoesNotChangeALink) {
   const Link stated = {4e-5, 1e9};
   for (const uint32_t ranks : {2, 3, 5}) {
-    for (const v1::Mesh& mesh : {MakeMesh({.dp = ranks}), MakeMesh({.dp = ranks, .cp = 2}), MakeMesh({.pp = ranks}),
-                                 MakeMesh({.tp = ranks})}) {
+    for (const v1::Mesh& mesh : {MakeMesh({.dp = ranks}), MakeMesh({.dp = ranks, .cp = 2}), MakeMesh({.cp = ranks}),
+                                 MakeMesh({.pp = ranks}), MakeMesh({.tp = ranks})}) {
       for (const Probed& probed : Probe(mesh, Everywhere(stated))) {
         ASSERT_EQ(probed.links.size(), LinksOf(mesh).size()) << MeshText(mesh);
         for (const AxisLink& link : probed.links) ExpectLink(link, stated);

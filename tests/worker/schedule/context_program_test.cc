@@ -206,6 +206,10 @@ TEST(ContextRanksTest, WhatAPlanMustNotSay) {
   plan.mutable_clusters(0)->set_prefix_groups(0, 9);
   EXPECT_EQ(problem(plan, ContextSizes(0, 1, 0, 2)),
             "cluster 0: prefix_groups has group 9: not in the payload, or without a prefix");
+  plan.mutable_clusters(0)->set_prefix_groups(0, 1);
+  RankSizes one_token = ContextSizes(0, 1, 0, 2);
+  one_token.prefix_rows = {10, 0};  // group 1 has a prompt of one token
+  EXPECT_EQ(problem(plan, one_token), "cluster 0: prefix_groups has group 1: not in the payload, or without a prefix");
 }
 
 }  // namespace

@@ -190,6 +190,14 @@ TEST(StageOrderTest, WhatAPlanMustNotSay) {
   v1::StepPlan plan = TwoStagePlan("AFFBBC", "AFBFBC");
   plan.mutable_copies(0)->add_orders("AFBFBC");
   EXPECT_EQ(problem(plan), "copies: copy 0: it has 3 orders: there are 2 stages");
+  v1::StepPlan one_order = TwoStagePlan("AFFBBC", "");
+  one_order.mutable_copies(0)->mutable_orders()->RemoveLast();
+  one_order = v1::StepPlan(one_order);  // without the room of the order that is gone
+  EXPECT_EQ(problem(one_order), "copies: copy 0: it has 1 orders: there are 2 stages");
+  EXPECT_TRUE(ExpandStep(one_order, false, StageSizes({.stages = 2}, 1, 0)).empty()) << "a plan is expanded first";
+  v1::StepPlan no_waves = TwoStagePlan("AC", "CA");
+  no_waves.mutable_clusters(0)->clear_waves();
+  EXPECT_THAT(problem(no_waves), HasSubstr("wait for each other for ever: stage 0 at operation 1, C, stage 1 at"));
   plan.clear_copies();
   EXPECT_EQ(problem(plan), "copies: no order of the stages of copy 0");
   EXPECT_EQ(problem(plan, /*forward_only=*/true), "");

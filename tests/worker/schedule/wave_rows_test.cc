@@ -51,6 +51,9 @@ TEST(WaveRowsTest, APlanThatThePayloadDoesNotMatchIsRefused) {
   v1::Cluster empty_prefix;
   empty_prefix.add_prefix_groups(1);
   EXPECT_FALSE(WaveRows(kGroups, empty_prefix, WaveOf({{1, 0}})).ok());
+  const std::vector<GroupShape> without_response = {{/*P=*/5, {0}}};
+  EXPECT_EQ(WaveRows(without_response, {}, WaveOf({{0, 0}})).status().message(),
+            "the plan runs group 0 rollout 0, which has no rows");
 }
 
 // The pieces of all ranks are the suffix, and each stands where the whole one has it.
@@ -90,6 +93,7 @@ TEST(WaveRowsTest, WhatCannotBeCutIsRefused) {
   const auto problem = [](const v1::Cluster& of, const v1::Wave& wave, int64_t ranks) {
     return std::string(CheckCutRows(*WaveRows(kGroups, of, wave), ranks).message());
   };
+  EXPECT_EQ(problem(cluster, WaveOf({}), 2), "the plan cuts the rows of a wave of 0 members: it has one");
   EXPECT_EQ(problem(cluster, WaveOf({{0, 0}, {0, 1}}), 2), "the plan cuts the rows of a wave of 2 members: it has one");
   EXPECT_EQ(problem({}, WaveOf({{0, 0}}), 2),
             "the plan cuts the rows of group 0 rollout 0, whose trajectory has a prefix of its own");

@@ -115,6 +115,18 @@ TEST(StepFenceTest, ADiscardedStepDoesNotAdvance) {
   EXPECT_EQ(fence.step(), 10u);
 }
 
+// A discarded step moves no weights, so the next step of the request has its number, and attempts of its own.
+TEST(StepFenceTest, TheStepAfterADiscardedOneBeginsWithItsFirstAttempt) {
+  StepFence fence = VotedFence();
+  fence.OnApplied(Key(11, 1), /*discard=*/true);
+  EXPECT_EQ(fence.CheckPrepare(Key(11, 1)).code(), absl::StatusCode::kAborted);
+  StepKey next = Key(11, 1), other = Key(11, 1);
+  next.set_k(1);
+  other.set_request_id("run/2");
+  EXPECT_TRUE(fence.CheckPrepare(next).ok());
+  EXPECT_TRUE(fence.CheckPrepare(other).ok());
+}
+
 TEST(StepFenceTest, AbortDropsOnlyItsOwnAttempt) {
   StepFence fence = VotedFence();
   EXPECT_FALSE(fence.OnAbort(Key(11, 2)));
