@@ -28,6 +28,15 @@ class HeaderCheck {
 
   void Add(const std::string& field, const std::string& text) { violations_.Add(field, text); }
 
+  // Refuses a field that is set and that nothing reads: the sender believes that it counts. `readers`: such as "only
+  // shuffle reads it".
+  void Unread(const std::string& field, bool is_set, const std::string& readers) {
+    if (is_set) Add(field, absl::StrCat("is set, but ", readers, ": leave it out"));
+  }
+  void NeverRead(const std::string& field, bool is_set, const std::string& reader) {
+    Unread(field, is_set, absl::StrCat(reader, " never reads it"));
+  }
+
   // True: present and finite, to be checked further.
   bool Check(const Scalar& scalar, Use use, const std::string& reader) {
     if (!scalar.present) {
@@ -35,7 +44,7 @@ class HeaderCheck {
       return false;
     }
     if (use == Use::kNeverRead) {
-      Add(scalar.field, absl::StrCat("is set, but ", reader, " never reads it: leave it out"));
+      NeverRead(scalar.field, /*is_set=*/true, reader);
       return false;
     }
     if (std::isfinite(scalar.value)) return Passes(scalar, CheckMagnitude(scalar.value, numbers_));
@@ -92,13 +101,9 @@ void CheckRequestHeader(const std::string& path, const v1::RequestHeader& header
   }
   if (update) return;
   const std::string reader = "ComputeLogProb";
-  if (header.validate_only())
-    check.Add(path + ".validate_only", absl::StrCat("is set, but ", reader, " never reads it: leave it out"));
-  if (header.has_wait_ms())
-    check.Add(path + ".wait_ms", absl::StrCat("is set, but ", reader, " never reads it: leave it out"));
-  if (header.on_nonfinite() != v1::ON_NONFINITE_UNSPECIFIED) {
-    check.Add(path + ".on_nonfinite", absl::StrCat("is set, but ", reader, " never reads it: leave it out"));
-  }
+  check.NeverRead(path + ".validate_only", header.validate_only(), reader);
+  check.NeverRead(path + ".wait_ms", header.has_wait_ms(), reader);
+  check.NeverRead(path + ".on_nonfinite", header.on_nonfinite() != v1::ON_NONFINITE_UNSPECIFIED, reader);
 }
 
 void CheckLossMode(const v1::LossConfig& loss, HeaderCheck& check, RolloutNeeds& needs) {
@@ -111,10 +116,8 @@ void CheckLossMode(const v1::LossConfig& loss, HeaderCheck& check, RolloutNeeds&
   check.AtLeast({"update.loss.clip_ratio_high", loss.has_clip_ratio_high(), loss.clip_ratio_high()}, 0, clip, reader);
   check.Above({"update.loss.clip_ratio_c", loss.has_clip_ratio_c(), loss.clip_ratio_c()}, 1,
               reads.reads_clip_c ? Use::kOptional : Use::kNeverRead, reader);
-  if (loss.has_normalize_advantage_std() && !reads.needs_advantage) {
-    check.Add("update.loss.normalize_advantage_std",
-              absl::StrCat("is set, but ", reader, " never reads it: leave it out"));
-  }
+  check.NeverRead("update.loss.normalize_advantage_std", loss.has_normalize_advantage_std() && !reads.needs_advantage,
+                  reader);
   needs.mode_known = true;
   needs.loss_mode = loss.loss_mode();
   needs.advantages = needs.reads_advantages = reads.needs_advantage;
@@ -175,7 +178,7 @@ bool CheckSource(const std::string& field, const v1::LogProbSource& source, bool
     if (!problem.empty()) check.Add(field + ".weights", problem);
     return problem.empty();
   }
-  if (!source.weights().empty()) check.Add(field + ".weights", "is set, but only from WEIGHTS reads it");
+  check.Unread(field + ".weights", !source.weights().empty(), "only from WEIGHTS reads it");
   return true;
 }
 
@@ -184,10 +187,9 @@ void CheckSources(const v1::UpdateHeader& header, bool kl_is_right, HeaderCheck&
   const absl::StatusOr<LossMode> mode = ParseLossMode(header.loss().loss_mode());
   const bool old_is_right = mode.ok() && NeedsOldLogProbs(*mode) == header.has_old();
   if (mode.ok() && !old_is_right) {
-    check.Add("update.old",
-              header.has_old()
-                  ? absl::StrCat("is set, but loss_mode ", header.loss().loss_mode(), " never reads it: leave it out")
-                  : absl::StrCat("is missing: loss_mode ", header.loss().loss_mode(), " needs it"));
+    const std::string reader = absl::StrCat("loss_mode ", header.loss().loss_mode());
+    check.NeverRead("update.old", header.has_old(), reader);
+    if (!header.has_old()) check.Add("update.old", absl::StrCat("is missing: ", reader, " needs it"));
   }
   const bool old_known = !header.has_old() || CheckSource("update.old", header.old(), /*is_ref=*/false, check);
   const bool ref_known = !header.has_ref() || CheckSource("update.ref", header.ref(), /*is_ref=*/true, check);
@@ -233,7 +235,7 @@ void CheckMiniBatches(const v1::UpdateHeader& header, HeaderCheck& check) {
   }
   if (header.has_ppo_epochs() && header.ppo_epochs() == 0) check.Add("update.ppo_epochs", "is 0, must be at least 1");
   if (header.shuffle() && !header.has_seed()) check.Add("update.seed", "is missing: shuffle needs it");
-  if (!header.shuffle() && header.has_seed()) check.Add("update.seed", "is set, but only shuffle reads it");
+  check.Unread("update.seed", header.has_seed() && !header.shuffle(), "only shuffle reads it");
 }
 
 }  // namespace
@@ -247,9 +249,8 @@ RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, const RunNumbers&
   CheckSources(header, kl_is_right, check, needs);
   CheckAdam(header.adam(), check);
   CheckMiniBatches(header, check);
-  if (header.has_trace_step() && header.request().validate_only()) {
-    check.Add("update.trace_step", "is set, but validate_only runs no step");
-  }
+  check.Unread("update.trace_step", header.has_trace_step() && header.request().validate_only(),
+               "validate_only runs no step");
   return needs;
 }
 

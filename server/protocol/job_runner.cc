@@ -182,8 +182,9 @@ const CallJob* JobRunner::FindRunning(uint32_t rank, const std::string& id) {
   return nullptr;
 }
 
-// The first failure ends the pass: the other ranks are told to stop, and what they still send is ignored.
+// The first failure ends the pass: the other ranks are told to stop, and results that they still send are ignored.
 void JobRunner::OnLogProbDone(uint32_t rank, const internal::v1::LogProbDone& done) {
+  if (p_.jobs.running().TakeStopped(rank, done.id())) return;
   if (FindRunning<LogProbJob>(rank, done.id()) == nullptr) return;
   const absl::Status failure = done.has_failure() ? FailureOfWorker(done.failure()) : absl::OkStatus();
   const bool all = p_.jobs.running().AddDone(rank, failure, 0);

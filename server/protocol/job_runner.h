@@ -2,7 +2,8 @@
 //
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
-//  (1) jobs run one at a time, in the order of the queue, on a gang that serves, and none begins while draining.
+//  (1) jobs run one at a time, in the order of the queue, on a gang that serves, and none begins while draining, or
+//      before the ranks have stopped the one before (RunningJob).
 //  (2) before a job the weights are the lineage's: the steps of ended requests that they lack are computed again first.
 //  (3) what a rank sends of a job reaches its client only while the job runs, and checked
 //  (server/protocol/result_check.h).

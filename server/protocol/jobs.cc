@@ -255,9 +255,8 @@ void Jobs::FinishCallJob(const std::string& id, stemma::server::Reply reply) {
 }
 
 void Jobs::AbortRunning() {
-  for (uint32_t rank = 0; rank < gang_->num_ranks(); ++rank) {
-    out_->Send(gang_->worker(rank).session, running_.AbortMessage(rank));
-  }
+  uint32_t rank = 0;
+  for (internal::v1::Abort& abort : running_.Abort()) out_->Send(gang_->worker(rank++).session, std::move(abort));
 }
 
 void Jobs::FailAll(const absl::Status& status) {

@@ -27,8 +27,7 @@ void Membership::Start() {
   }
   UndoWhatIsNotKept(p_);
   p_.jobs.Restore();
-  const bool anything = p_.lineage.step() > 0 || p_.jobs.num_open() > 0;
-  if (!anything) return FindBase();
+  if (p_.lineage.step() == 0 && p_.jobs.num_open() == 0) return FindBase();
   p_.out.AddReason(absl::StrCat("the journal is at step ", p_.lineage.step(), " of lineage ", p_.lineage.name(), ", ",
                                 p_.jobs.num_open(), " requests are open"));
   ReadMissedAgain(p_);
@@ -221,6 +220,7 @@ void Membership::EndGeneration(const std::string& reason) {
   if (p_.gang.serves()) p_.out.Add(ReadinessAction{false});
   SaveCalibration();
   p_.gang.Disband(p_.out.now());
+  p_.jobs.running().GenerationEnded();
   LoseSave(p_);
   if (draining_) return LeaveEverything(p_, DrainingError(", and its worker was lost"));
   EndWhatIsRuined(p_);
@@ -293,8 +293,7 @@ void Membership::Stop(const absl::Status& why) {
 }
 
 void Membership::Diverge(const std::string& what) {
-  if (!diverged_) RenameLineage(p_, what);
-  diverged_ = true;
+  if (!std::exchange(diverged_, true)) RenameLineage(p_, what);
 }
 
 void Membership::CatchUp() {
@@ -323,13 +322,15 @@ void Membership::Drain(absl::Duration within) {
 // The time is over: what runs is dropped. A step that was committed may have been applied, to weights that end here.
 void Membership::EndDrain() {
   p_.out.AddWarning("the time to drain is over");
-  if (p_.jobs.running().exists() && !p_.jobs.running().committed()) p_.jobs.AbortRunning();
+  if (p_.jobs.running().can_abort()) p_.jobs.AbortRunning();
   LeaveEverything(p_, DrainingError(", and what ran did not end in time"));
   LoseSave(p_);
 }
 
 void Membership::FinishDrain() {
-  if (!draining_ || drained_ || p_.jobs.running().exists()) return;
+  if (!draining_ || drained_) return;
+  const RunningJob& running = p_.jobs.running();
+  if (running.exists() && !(running.ending() && p_.out.now() >= drain_deadline_)) return;
   if (p_.save.exists() && p_.out.now() < drain_deadline_) return;
   drained_ = true;
   SaveCalibration();
@@ -392,9 +393,6 @@ void Membership::AcceptArrivals() {
   }
 }
 
-absl::Status Membership::NotServing() const {
-  if (draining_) return DrainingError();
-  return ServingProblem(p_);
-}
+absl::Status Membership::NotServing() const { return draining_ ? DrainingError() : ServingProblem(p_); }
 
 }  // namespace stemma::server

@@ -51,7 +51,18 @@ void RunningJob::Commit(const internal::v1::Vote& vote, v1::StepResult::Outcome 
 }
 
 void RunningJob::End() {
+  if (!aborted_ || AllAnswered()) return Clear();
+  phase_ = Phase::kEnding;
+  results_.reset();
+}
+
+void RunningJob::GenerationEnded() {
+  if (ending()) Clear();
+}
+
+void RunningJob::Clear() {
   phase_ = Phase::kNone;
+  aborted_ = false;
   id_.clear();
   keys_.clear();
   answered_.clear();
@@ -63,12 +74,14 @@ void RunningJob::End() {
   watch_.reset();
 }
 
+bool RunningJob::AllAnswered() const { return std::find(answered_.begin(), answered_.end(), false) == answered_.end(); }
+
 void RunningJob::AwaitAll(size_t num_ranks) { answered_.assign(num_ranks, false); }
 
 bool RunningJob::Answered(uint32_t rank) {
   CHECK(Awaits(rank)) << id_ << ": rank " << rank;
   answered_[rank] = true;
-  return std::find(answered_.begin(), answered_.end(), false) == answered_.end();
+  return AllAnswered();
 }
 
 bool RunningJob::Attempts(uint32_t rank, const internal::v1::StepKey& key) const {
@@ -119,12 +132,28 @@ absl::Status RunningJob::CheckAllCame() const {
   return results_->CheckAllCame();
 }
 
-internal::v1::Abort RunningJob::AbortMessage(uint32_t rank) const {
-  CHECK(exists() && !committed());
-  internal::v1::Abort abort;
-  if (is_update()) *abort.mutable_key() = keys_.at(rank);
-  abort.mutable_key()->set_request_id(id_);
-  return abort;
+std::vector<internal::v1::Abort> RunningJob::Abort() {
+  CHECK(can_abort()) << id_;
+  aborted_ = true;
+  std::vector<internal::v1::Abort> messages(answered_.size());
+  for (size_t rank = 0; rank < messages.size(); ++rank) {
+    if (is_update()) *messages[rank].mutable_key() = keys_.at(rank);
+    messages[rank].mutable_key()->set_request_id(id_);
+  }
+  return messages;
+}
+
+bool RunningJob::Stopped(uint32_t rank) {
+  if (Answered(rank)) Clear();
+  return true;
+}
+
+bool RunningJob::TakeStopped(uint32_t rank, const internal::v1::StepKey& key) {
+  return ending() && rank < keys_.size() && SameStepKey(keys_[rank], key) && Awaits(rank) && Stopped(rank);
+}
+
+bool RunningJob::TakeStopped(uint32_t rank, const std::string& call_job) {
+  return ending() && keys_.empty() && id_ == call_job && Awaits(rank) && Stopped(rank);
 }
 
 void RunningJob::Pass(absl::Duration counted) {

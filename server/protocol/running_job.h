@@ -8,9 +8,13 @@
 //      (CheckpointSave).
 //  (2) a vote or Applied counts only in its phase, once of each rank, and with all keys of the running attempt.
 //  (3) the job stands still when no rank moves: one that hangs is waited for by the others.
+//  (4) a job that was aborted is over when its ranks have stopped, not when its client was told: until each rank has
+//      answered, the job is watched and no other begins. So a rank that hangs is found, however often clients give up
+//      waiting for it, and is sent no further payload, behind which it would not hear that its stream ends.
 //
 // None -> BeginUpdate -> (Prepare) preparing -> (Commit) committed -> (Prepare) the next step, or End.
 // None -> BeginCallJob -> (Done of each rank) -> End.
+// Preparing, or a call job -> Abort -> End -> ending -> (TakeStopped of each rank, or GenerationEnded) -> none.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +37,14 @@ class RunningJob {
   // `stalled_after`: the floor of every watch.
   explicit RunningJob(absl::Duration stalled_after) : stalled_after_(stalled_after) {}
 
-  bool exists() const { return phase_ != Phase::kNone; }
+  bool exists() const { return phase_ != Phase::kNone; }  // one that is ending, too
+  // Tells whether all that is left of the job is that ranks have not answered its Abort.
+  bool ending() const { return phase_ == Phase::kEnding; }
+  bool can_abort() const { return exists() && !committed() && !ending(); }
   bool is_update() const { return phase_ == Phase::kPreparing || phase_ == Phase::kCommitted; }
   bool committed() const { return phase_ == Phase::kCommitted; }
-  bool Is(const std::string& id) const { return exists() && id_ == id; }
+  // Tells whether the job of this id runs, and has not ended for its client.
+  bool Is(const std::string& id) const { return exists() && !ending() && id_ == id; }
   // REQUIRES: exists.
   const std::string& id() const { return id_; }
   std::string what() const { return watch_ ? watch_->what() : ""; }  // in an operator's words
@@ -49,7 +57,14 @@ class RunningJob {
   // `keys`: of the ranks, in their order.
   void Prepare(absl::Time now, std::vector<internal::v1::StepKey> keys, const JobSeconds& predicted);
   void Commit(const internal::v1::Vote& vote, v1::StepResult::Outcome outcome, const JobSeconds& predicted);
+  // Ends the job for its client. One that was aborted is ending until its ranks have answered.
   void End();
+  // Takes what a rank answers of a job that is ending: its vote or refusal, or the end of the call job. False: nothing
+  // is awaited of it.
+  bool TakeStopped(uint32_t rank, const internal::v1::StepKey& key);
+  bool TakeStopped(uint32_t rank, const std::string& call_job);
+  // The ranks are gone: a job that is ending is over.
+  void GenerationEnded();
 
   bool AwaitsVote(uint32_t rank, const internal::v1::StepKey& key) const;
   bool AwaitsApplied(uint32_t rank, const internal::v1::StepKey& key) const;
@@ -79,8 +94,8 @@ class RunningJob {
   absl::Status failure() const;
   uint64_t bytes() const { return bytes_; }
 
-  // Returns what stops the job before its end; late answers are ignored by their keys. REQUIRES: exists, not committed.
-  internal::v1::Abort AbortMessage(uint32_t rank) const;
+  // Returns what stops the job on each rank before its end, which follows at once. REQUIRES: can_abort.
+  std::vector<internal::v1::Abort> Abort();
 
   void Pass(absl::Duration counted);
   // Takes the counters of all ranks together, and what each one does.
@@ -89,19 +104,23 @@ class RunningJob {
   std::string Problem() const;
 
  private:
-  enum class Phase { kNone, kPreparing, kCommitted, kCallJob };
+  enum class Phase { kNone, kPreparing, kCommitted, kCallJob, kEnding };
 
   void Begin(const std::string& id, Phase phase, std::optional<ResultCheck> results);
   // Makes room for an answer of each rank.
   void AwaitAll(size_t num_ranks);
   bool Awaits(uint32_t rank) const { return rank < answered_.size() && !answered_[rank]; }
+  bool AllAnswered() const;
   bool Answered(uint32_t rank);
+  bool Stopped(uint32_t rank);
+  void Clear();
 
   const absl::Duration stalled_after_;
   Phase phase_ = Phase::kNone;
   std::string id_;
   std::vector<internal::v1::StepKey> keys_;  // by rank
   std::vector<bool> answered_;               // by rank: what the phase waits for
+  bool aborted_ = false;
   std::vector<internal::v1::Vote> votes_;
   std::vector<internal::v1::Applied> applied_;
   std::vector<absl::Status> failures_;  // of a call job

@@ -145,6 +145,7 @@ void StepProtocol::SendPrepare(UpdateRecord& record) {
 
 void StepProtocol::OnVote(uint32_t rank, const internal::v1::Vote& vote) {
   RunningJob& running = p_.jobs.running();
+  if (running.TakeStopped(rank, vote.key())) return;
   if (!running.AwaitsVote(rank, vote.key())) {
     return Ignore(absl::StrCat("the worker's vote on ", StepText(vote.key()), ", which is over"));
   }
@@ -366,7 +367,8 @@ void StepProtocol::AddResult(UpdateRecord& record, v1::StepResult::Outcome outco
 void StepProtocol::OnRefused(uint32_t rank, const internal::v1::Refused& refused) {
   const std::string why = WorkerText(refused.message());
   p_.out.AddWarning(absl::StrCat("the worker refused ", StepText(refused.key()), ": ", why));
-  const RunningJob& running = p_.jobs.running();
+  RunningJob& running = p_.jobs.running();
+  if (running.TakeStopped(rank, refused.key())) return;
   if (!running.Attempts(rank, refused.key())) return;
   const SessionId session = p_.gang.worker(rank).session;
   // We cannot know whether the step was applied, so we drop this worker and let recovery decide.

@@ -21,6 +21,7 @@
 #include "worker/engine/entry_log_probs.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/load_state.h"
+#include "worker/engine/no_vote.h"
 #include "worker/engine/observed_call.h"
 #include "worker/engine/rank_export.h"
 #include "worker/engine/results.h"
@@ -34,21 +35,7 @@
 namespace stemma::worker {
 namespace {
 
-using internal::v1::NoVoteReason;
 using internal::v1::Vote;
-
-NoVoteReason NoVoteReasonOf(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kCancelled:
-      return internal::v1::CANCELLED;
-    case absl::StatusCode::kResourceExhausted:
-      return internal::v1::OUT_OF_MEMORY;
-    case absl::StatusCode::kAborted:
-      return internal::v1::PEER;
-    default:
-      return internal::v1::INTERNAL;
-  }
-}
 
 // Where parameters are sharded, a rank has clusters of which it runs nothing.
 bool RunsNothing(const v1::StepPlan& plan) {
@@ -263,6 +250,36 @@ absl::Status ModelEngine::CheckGradients(Vote& vote) const {
   });
 }
 
+absl::StatusOr<Vote> ModelEngine::VoteWithOthers(Payload& payload, const internal::v1::Prepare& prepare,
+                                                 const EngineHooks& hooks) {
+  Vote vote;
+  const CopyTotals exchanged_before = ReadCopyTotals(ranks_);
+  StepReduction reduction(exchange_.get(), partial_, weights_, *ranks_.data);
+  absl::Status status = CatchExceptions([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(vote, RunPhases(payload, prepare, hooks, reduction.layer_final()));
+    return absl::OkStatus();
+  });
+  if (absl::IsUnavailable(status)) return status;
+  // A rank that failed goes on to the agreement: the others wait for it in the reduction.
+  reduction.PassHasEnded();
+  RETURN_IF_ERROR(PassCollective("prepare.in_reduce"));
+  RETURN_IF_ERROR(reduction.Finish());
+  PassFailpoint("prepare.before_agree");
+  const double agree_start_s = RealClock().MonotonicSeconds();
+  ASSIGN_OR_RETURN(const bool all_can, AllRanksCan(status.ok()));
+  const double agree_end_s = RealClock().MonotonicSeconds();
+  if (!status.ok()) return NoVote(status);
+  if (!all_can) return NoVote(absl::AbortedError("another rank could not"));
+  reduction.Describe(*vote.mutable_sums(), spans_.get());
+  SetExchanged(exchanged_before, ReadCopyTotals(ranks_), *vote.mutable_sums());
+  if (ranks_.size() > 1) {
+    vote.mutable_sums()->set_agree_s(agree_end_s - agree_start_s);
+    if (spans_ != nullptr) spans_->AddAgreement(agree_start_s, agree_end_s);
+  }
+  if (status = CheckGradients(vote); absl::IsUnavailable(status)) return status;
+  return status.ok() ? vote : NoVote(status);
+}
+
 absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, const EngineHooks& hooks) {
   RETURN_IF_ERROR(fence_.CheckPrepare(prepare.key()));
   Payload* payload = payloads_.FindComplete(prepare.key().request_id());
@@ -273,37 +290,7 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   const double start_s = RealClock().MonotonicSeconds();
   spans_ = prepare.trace_spans_max() > 0 ? std::make_shared<StepSpans>(start_s, prepare.trace_spans_max()) : nullptr;
   const ObservedCall observed(spans_, ranks_, *copy_engine_);
-  Vote vote;
-  const CopyTotals exchanged_before = ReadCopyTotals(ranks_);
-  StepReduction reduction(exchange_.get(), partial_, weights_, *ranks_.data);
-  absl::Status status = CatchExceptions([&]() -> absl::Status {
-    ASSIGN_OR_RETURN(vote, RunPhases(*payload, prepare, hooks, reduction.layer_final()));
-    return absl::OkStatus();
-  });
-  if (absl::IsUnavailable(status)) return status;
-  reduction.PassHasEnded();
-  RETURN_IF_ERROR(PassCollective("prepare.in_reduce"));
-  RETURN_IF_ERROR(reduction.Finish());
-  PassFailpoint("prepare.before_agree");
-  const double agree_start_s = RealClock().MonotonicSeconds();
-  ASSIGN_OR_RETURN(const bool all_can, AllRanksCan(status.ok()));
-  if (all_can) {
-    const double agree_end_s = RealClock().MonotonicSeconds();
-    reduction.Describe(*vote.mutable_sums(), spans_.get());
-    SetExchanged(exchanged_before, ReadCopyTotals(ranks_), *vote.mutable_sums());
-    if (ranks_.size() > 1) {
-      vote.mutable_sums()->set_agree_s(agree_end_s - agree_start_s);
-      if (spans_ != nullptr) spans_->AddAgreement(agree_start_s, agree_end_s);
-    }
-    if (status = CheckGradients(vote); absl::IsUnavailable(status)) return status;
-  } else if (status.ok()) {
-    status = absl::AbortedError("another rank could not");
-  }
-  if (!status.ok()) {
-    vote = {};
-    vote.set_no_reason(NoVoteReasonOf(status));
-    vote.set_message(std::string(status.message()));
-  }
+  ASSIGN_OR_RETURN(Vote vote, VoteWithOthers(*payload, prepare, hooks));
   if (spans_ != nullptr) {
     spans_->Add(v1::StepSpan::PREPARE, start_s, RealClock().MonotonicSeconds());
     *vote.mutable_spans() = spans_->Take();
@@ -311,6 +298,27 @@ absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, 
   *vote.mutable_key() = prepare.key();
   fence_.OnVote(prepare.key());
   return vote;
+}
+
+absl::Status ModelEngine::StepWeights(const internal::v1::Apply& apply, double start_s, StepSpans* spans,
+                                      internal::v1::Applied& applied) {
+  applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, shards_.owned(ranks_.data->rank()),
+                                  {apply.adam(), apply.clip(), static_cast<int64_t>(apply.key().step())},
+                                  {.copy_engine = copy_engine_.get()}));
+  const double gather_start_s = RealClock().MonotonicSeconds();
+  if (spans != nullptr) spans->Add(v1::StepSpan::ADAMW, start_s, gather_start_s);
+  const int64_t bytes_before = ranks_.data->stats().BytesOf(kWeightsName);
+  RETURN_IF_ERROR(PassCollective("apply.in_gather"));
+  if (exchange_ != nullptr) RETURN_IF_ERROR(exchange_->GatherWeights());
+  if (ranks_.data->size() > 1) {
+    const double gather_end_s = RealClock().MonotonicSeconds();
+    applied.set_gather_s(gather_end_s - gather_start_s);
+    applied.set_gather_bytes(static_cast<uint64_t>(ranks_.data->stats().BytesOf(kWeightsName) - bytes_before));
+    if (spans != nullptr) spans->Add(v1::StepSpan::GATHER, gather_start_s, gather_end_s);
+  }
+  if (!apply.digest()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(*applied.mutable_weights_digest(), MeshDigest(weights_, backend_.kernels, digest_ranks()));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::Apply& apply) {
@@ -321,25 +329,7 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   internal::v1::Applied applied;
   if (!apply.discard()) {
     PassFailpoint("apply.before_step");
-    absl::Status status = CatchExceptions([&]() -> absl::Status {
-      applied.set_nonfinite(AdamwStep(backend_, weights_.parameters, shards_.owned(ranks_.data->rank()),
-                                      {apply.adam(), apply.clip(), static_cast<int64_t>(apply.key().step())},
-                                      {.copy_engine = copy_engine_.get()}));
-      const double gather_start_s = RealClock().MonotonicSeconds();
-      if (spans != nullptr) spans->Add(v1::StepSpan::ADAMW, start_s, gather_start_s);
-      const int64_t bytes_before = ranks_.data->stats().BytesOf(kWeightsName);
-      RETURN_IF_ERROR(PassCollective("apply.in_gather"));
-      if (exchange_ != nullptr) RETURN_IF_ERROR(exchange_->GatherWeights());
-      if (ranks_.data->size() > 1) {
-        const double gather_end_s = RealClock().MonotonicSeconds();
-        applied.set_gather_s(gather_end_s - gather_start_s);
-        applied.set_gather_bytes(static_cast<uint64_t>(ranks_.data->stats().BytesOf(kWeightsName) - bytes_before));
-        if (spans != nullptr) spans->Add(v1::StepSpan::GATHER, gather_start_s, gather_end_s);
-      }
-      if (!apply.digest()) return absl::OkStatus();
-      ASSIGN_OR_RETURN(*applied.mutable_weights_digest(), MeshDigest(weights_, backend_.kernels, digest_ranks()));
-      return absl::OkStatus();
-    });
+    const absl::Status status = CatchExceptions([&] { return StepWeights(apply, start_s, spans.get(), applied); });
     if (absl::IsUnavailable(status)) return status;
     // A step that is half applied has no way back: the weights are gone with this process.
     CHECK(status.ok()) << "AdamW failed in the middle of a step: " << status.message();

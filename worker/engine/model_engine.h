@@ -98,6 +98,14 @@ class ModelEngine final : public Engine {
   absl::Status RunPass(absl::Status before, const ForwardPass& pass, PassOptions options, const Payload& payload) const;
   absl::StatusOr<internal::v1::Vote> RunPhases(Payload& payload, const internal::v1::Prepare& prepare,
                                                const EngineHooks& hooks, const LayerFinal& layer_final);
+  // Runs the phases, sums the gradients over the ranks and votes, with a reason where this rank or another could not.
+  // Errors: Unavailable - a rank is gone.
+  absl::StatusOr<internal::v1::Vote> VoteWithOthers(Payload& payload, const internal::v1::Prepare& prepare,
+                                                    const EngineHooks& hooks);
+  // Steps what this rank owns and brings it the weights of the others, with the digest where it is asked for.
+  // `start_s`: when APPLY began. `spans`: null where the step is not traced.
+  absl::Status StepWeights(const internal::v1::Apply& apply, double start_s, StepSpans* spans,
+                           internal::v1::Applied& applied);
   void PassFailpoint(std::string_view place) const;
   absl::Status PassCollective(std::string_view place) const;  // Unavailable: a test lets it fail
   // Whether this rank speaks for its copy of the model: results, and sums over rollouts.

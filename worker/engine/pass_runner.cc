@@ -6,11 +6,9 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "common/base/arrays.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
 #include "worker/engine/abandoned_exchanges.h"
@@ -55,44 +53,10 @@ class Pass {
   absl::StatusOr<PassSums> Run() {
     start_bytes_ = options_.context.backend->memory_stats().current_bytes;
     RankSizes sizes;
-    Program program;
-    const absl::Status checked = CatchExceptions([&] {
-      sizes = RankSizesOf(options_.data, options_.copy, payload_);
-      program = ExpandStep(plan_, forward_only(), sizes);
-      RETURN_IF_ERROR(CheckPassPlan(plan_, payload_, sizes, loss_, vocab_size(), visits_.sharded()));
-      visits_.Begin(program, plan_, sizes, forward_only());
-      return absl::OkStatus();
-    });
-    // The last stage alone knows the log-probs of the pass before; and a plan of another copy may be a wrong one.
-    absl::Status status = EndChecks(options_.copy, options_.copy.pp_size() > 1 || visits_.sharded(), checked);
-    if (!status.ok()) program = ExpandInTurn(plan_, forward_only(), sizes);
-    program_view_ = program;
-    last_ = LastOperations(program_view_);
-    CancelPoll cancel(options_.copy, *options_.context.stages, *options_.hooks);
+    absl::Status status = Expand(sizes);
+    auto next = program_.begin();
     Program skipped;  // operations of clusters that do not run
-    auto next = program.begin();
-    for (; status.ok() && next != program.end(); ++next) {
-      if (next->cluster >= stop_before_) {
-        skipped.push_back(*next);
-        continue;
-      }
-      bool polled = false, ran = false;
-      status = CatchExceptions([&]() -> absl::Status {
-        RETURN_IF_ERROR(cancel.Poll(next->cluster));
-        polled = true;
-        visits_.BeginOperation(*next);
-        return RunMeasured(*next, ran);
-      });
-      status = InsideCopy(options_.copy, polled ? visits_.InsideOperation(status) : status);
-      if (!polled && DrainsStages(*next, status)) {
-        status = absl::OkStatus();
-        skipped.push_back(*next);
-      }
-      // An exchange that the other rank gave up is over, too; after any other error it is still to be walked.
-      if (!status.ok() && !ran && !absl::IsAborted(status)) break;
-      if (!status.ok() && !polled) break;
-    }
-    if (status.ok()) status = CatchExceptions([&] { return EndPass(cancel); });
+    if (status.ok()) status = RunProgram(next, skipped);
     // All stages give up at one exchange, so what they sent each other has been taken.
     if (absl::IsAborted(status)) {
       const absl::Status ended = CatchExceptions([&] {
@@ -106,7 +70,7 @@ class Pass {
     if (status.ok()) return sums_;
     live_waves_.clear();  // the walk takes memory, too
     hot_sets_.clear();
-    skipped.insert(skipped.end(), next, program.end());
+    skipped.insert(skipped.end(), next, program_.end());
     return Abandon(skipped, sizes, status);
   }
 
@@ -118,14 +82,63 @@ class Pass {
 
  private:
   using WaveKey = std::pair<int, int>;  // cluster, wave
-
   bool forward_only() const { return loss_ == nullptr; }
   int64_t vocab_size() const { return options_.context.weights->config.vocab_size; }
-
   bool has_head() const { return options_.context.stages->is_last(); }
 
   // Whether this rank counts what it computes, and not another that runs the same rows.
   bool counts() const { return options_.copy.tp_rank() == 0 && has_head(); }
+
+  // Fills the program and the sizes that it follows from, and checks the plan against the payload. Where the plan is
+  // refused the program is the one whose exchanges are walked.
+  absl::Status Expand(RankSizes& sizes) {
+    const absl::Status checked = CatchExceptions([&] {
+      sizes = RankSizesOf(options_.data, options_.copy, payload_);
+      program_ = ExpandStep(plan_, forward_only(), sizes);
+      RETURN_IF_ERROR(CheckPassPlan(plan_, payload_, sizes, loss_, vocab_size(), visits_.sharded()));
+      visits_.Begin(program_, plan_, sizes, forward_only());
+      return absl::OkStatus();
+    });
+    // The last stage alone knows the log-probs of the pass before; and a plan of another copy may be a wrong one.
+    absl::Status status = EndChecks(options_.copy, options_.copy.pp_size() > 1 || visits_.sharded(), checked);
+    if (!status.ok()) program_ = ExpandInTurn(plan_, forward_only(), sizes);
+    last_ = LastOperations(program_);
+    return status;
+  }
+
+  // Runs the program to its end. After an error `next` is the first operation that is still to be walked. Adds what it
+  // leaves out to `skipped`.
+  absl::Status RunProgram(Program::iterator& next, Program& skipped) {
+    CancelPoll cancel(options_.copy, *options_.context.stages, *options_.hooks);
+    for (; next != program_.end(); ++next) {
+      if (next->cluster >= stop_before_) {
+        skipped.push_back(*next);
+        continue;
+      }
+      bool polled = false, ran = false;
+      const absl::Status status = RunPolled(*next, cancel, polled, ran);
+      if (!polled && DrainsStages(*next, status)) {
+        skipped.push_back(*next);
+        continue;
+      }
+      if (status.ok()) continue;
+      // An exchange that the other rank gave up is over, too; after any other error it is still to be walked.
+      if (polled && (ran || absl::IsAborted(status))) ++next;
+      return status;
+    }
+    return CatchExceptions([&] { return EndPass(cancel); });
+  }
+
+  // `polled`: nothing was cancelled before the operation. `ran`: as RunMeasured has it.
+  absl::Status RunPolled(const Operation& operation, CancelPoll& cancel, bool& polled, bool& ran) {
+    const absl::Status status = CatchExceptions([&]() -> absl::Status {
+      RETURN_IF_ERROR(cancel.Poll(operation.cluster));
+      polled = true;
+      visits_.BeginOperation(operation);
+      return RunMeasured(operation, ran);
+    });
+    return InsideCopy(options_.copy, polled ? visits_.InsideOperation(status) : status);
+  }
 
   // Whether a pipeline that was cancelled before this operation's cluster ends those that were begun: other stages wait
   // for what they have of them.
@@ -214,7 +227,7 @@ class Pass {
   }
 
   LayerFinal LayerFinalIn(const Operation& operation) {
-    if (&operation != &program_view_.back() || !options_.layer_final) return nullptr;
+    if (&operation != &program_.back() || !options_.layer_final) return nullptr;
     if (!OtherAxesMayBeginIn(operation, plan_, options_.copy.cp_size())) return nullptr;
     return [this](int64_t layer) {
       const double start_s = RealClock().MonotonicSeconds();
@@ -243,20 +256,10 @@ class Pass {
   absl::Status RunPrefixForward(const Operation& operation) {
     const int index = operation.cluster;
     const v1::Cluster& cluster = plan_.clusters(index);
-    std::vector<int64_t> tokens, lengths;
-    for (const uint32_t g : cluster.prefix_groups()) {
-      if (g >= payload_.groups.size() || payload_.shapes[g].prompt_tokens < 2) {
-        return absl::InvalidArgumentError("the plan reuses the prefix of group " + std::to_string(g) +
-                                          ": not in the payload, or empty");
-      }
-      lengths.push_back(payload_.shapes[g].prompt_tokens - 1);
-      const TokenArray prompt(payload_.groups[g].prompt_tokens());
-      for (int64_t i = 0; i < lengths.back(); ++i) tokens.push_back(prompt[i]);
-    }
-    RETURN_IF_ERROR(CheckTokens(tokens, vocab_size()));
+    ASSIGN_OR_RETURN(const PrefixTokens prefix, TokensOfPrefixes(payload_, cluster, vocab_size()));
     const bool offload = cluster.offload_prefix();
     PrefixBatch prefixes =
-        PrefixForward(options_.context, tokens, lengths,
+        PrefixForward(options_.context, prefix.tokens, prefix.lengths,
                       {.forward_only = forward_only(),
                        .policy = PolicyOf(cluster.prefix_policy()),
                        .block_rows = cluster.prefix_block_rows(),
@@ -361,8 +364,7 @@ class Pass {
   std::map<int, PrefixBatch> hot_sets_;  // by cluster
   std::map<WaveKey, LiveWave> live_waves_;
   std::optional<SplitExchange> split_;  // with several ranks
-  // A view of the program that Run holds, no copy: an operation is known by its address there, since two may be equal.
-  std::span<const Operation> program_view_;
+  Program program_;                     // an operation is known by its address here, since two may be equal
   LastOperations last_;
   int stop_before_ = std::numeric_limits<int>::max();  // the first cluster that does not run
   absl::Status stopped_;                               // why

@@ -42,11 +42,12 @@ struct PassOptions {
   const EngineHooks* hooks = nullptr;
   Communicator* data = nullptr;  // of MeshRanks, for split groups; null: one rank
   CopyRanks copy = {};           // of `context`
-  // Hears of the layers in the last operation of a step, where that is a backward: then all exchanges of split groups
-  // are over, so what it starts on `data` meets neither sends nor receives. Where context-parallel ranks end their
-  // programs with different operations, a rank hears only when its copy exchanges no more rows: so what it starts
-  // stands in one order with the calls of cp on all ranks. Else it hears nothing. It must not wait for other copies or
-  // context-parallel ranks: those of a copy may be in different operations, and wait for this one.
+  // Called with each layer whose gradients are final. That is so only in the last operation of a step, and only where
+  // that operation is a backward; in any other step it is never called. It may start collectives on `data`: all
+  // exchanges of split groups are over by then, so no send or receive comes between them. Where context-parallel ranks
+  // end their programs with different operations, it is called only once the copy exchanges no more rows, so that all
+  // ranks start these collectives and those of cp in one order. It must not wait for other copies or for
+  // context-parallel ranks, which may be in other operations and wait for this rank.
   LayerFinal layer_final = {};
   ShardedUnits* units = nullptr;  // `context.parameters`, where they are sharded; null: they are whole
   StepSpans* spans = nullptr;     // of a step that is traced, and of its entry pass; null: nothing is recorded

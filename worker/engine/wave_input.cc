@@ -46,6 +46,20 @@ absl::Status CheckMemberTokens(const Payload& payload, const std::vector<MemberR
   return absl::OkStatus();
 }
 
+absl::StatusOr<PrefixTokens> TokensOfPrefixes(const Payload& payload, const v1::Cluster& cluster, int64_t vocab) {
+  PrefixTokens prefixes;
+  for (const uint32_t g : cluster.prefix_groups()) {
+    if (g >= payload.groups.size() || payload.shapes[g].prompt_tokens < 2) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the plan reuses the prefix of group ", g, ": not in the payload, or empty"));
+    }
+    prefixes.lengths.push_back(payload.shapes[g].prompt_tokens - 1);
+    AppendTokens(TokenArray(payload.groups[g].prompt_tokens()), 0, prefixes.lengths.back(), prefixes.tokens);
+  }
+  RETURN_IF_ERROR(CheckTokens(prefixes.tokens, vocab));
+  return prefixes;
+}
+
 absl::StatusOr<WaveTensors> MakeWaveTensors(const LayerContext& context, const Payload& payload,
                                             const std::vector<MemberRows>& members, const v1::Cluster& cluster,
                                             const v1::Wave& wave) {

@@ -1,5 +1,5 @@
-// The rows of a wave as tensors on the device: what the model runs and what the head predicts. Called by the pass
-// runner.
+// What the model runs of a payload: the tokens of a cluster's prefixes, and the rows of a wave as tensors on the
+// device, with what the head predicts. Called by the pass runner.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,6 +25,15 @@ absl::Status CheckTokens(const std::vector<int64_t>& tokens, int64_t vocab);
 
 // Errors: as of CheckTokens, of all tokens of the members.
 absl::Status CheckMemberTokens(const Payload& payload, const std::vector<MemberRows>& members, int64_t vocab);
+
+// The prefixes of a cluster, one after the other, and the rows of each.
+struct PrefixTokens {
+  std::vector<int64_t> tokens, lengths;
+};
+
+// Errors: InvalidArgument - the cluster reuses the prefix of a group that is not in the payload, or has none; as of
+// CheckTokens.
+absl::StatusOr<PrefixTokens> TokensOfPrefixes(const Payload& payload, const v1::Cluster& cluster, int64_t vocab);
 
 // `wave`: rows of `members` (worker/schedule/wave_rows.h), run with its cluster's suffix policy; of one that is cut by
 // rows, this rank's pieces. Errors: those of CheckTokens.

@@ -239,7 +239,8 @@ void WaveBackward(const LayerContext& context, const WavePrefixes& prefixes, con
   prefixes.kv.Rest();
 }
 
-// The calls are in the order of the waves': ranks would wait for each other in a circle else.
+// Both make the same calls in the same order as WaveForward and WaveBackward do on the ranks that have a wave. In any
+// other order ranks would wait for each other in a circle.
 
 void JoinWaveForward(const LayerContext& context, PrefixKv* kv, UnitUse head) {
   if (kv != nullptr) kv->Prefetch(0);

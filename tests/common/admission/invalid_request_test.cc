@@ -260,8 +260,9 @@ INSTANTIATE_TEST_SUITE_P(
     Name);
 
 using Header = v1::UpdateHeader;
-BadInput BadHeader(const std::string& name, const std::string& field, const std::function<void(Header&)>& spoil) {
-  return {name, "update." + field, [spoil](Stream& s) { spoil(s.header); }};
+BadInput BadHeader(const std::string& name, const std::string& field, const std::function<void(Header&)>& spoil,
+                   const std::string& says = "") {
+  return {name, "update." + field, [spoil](Stream& s) { spoil(s.header); }, says};
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -278,11 +279,13 @@ INSTANTIATE_TEST_SUITE_P(
                   [](Header& h) { h.mutable_request()->set_schedule(static_cast<v1::Schedule>(9)); }),
         BadHeader("UnknownOnNonfinite", "request.on_nonfinite",
                   [](Header& h) { h.mutable_request()->set_on_nonfinite(static_cast<v1::OnNonfinite>(9)); }),
-        BadHeader("TraceOfAPlan", "trace_step",
-                  [](Header& h) {
-                    h.mutable_request()->set_validate_only(true);
-                    h.set_trace_step(0);
-                  }),
+        BadHeader(
+            "TraceOfAPlan", "trace_step",
+            [](Header& h) {
+              h.mutable_request()->set_validate_only(true);
+              h.set_trace_step(0);
+            },
+            "is set, but validate_only runs no step: leave it out"),
         BadHeader("UnknownLoss", "loss.loss_mode", [](Header& h) { h.mutable_loss()->set_loss_mode("ppo"); }),
         BadHeader("UnknownAggregation", "loss.loss_agg_mode",
                   [](Header& h) { h.mutable_loss()->set_loss_agg_mode("mean"); }),
@@ -311,7 +314,9 @@ INSTANTIATE_TEST_SUITE_P(
                     h.mutable_ref()->set_from(v1::LogProbSource::WEIGHTS);
                     h.mutable_ref()->set_weights("../start");
                   }),
-        BadHeader("WeightsThatAreNeverRead", "old.weights", [](Header& h) { h.mutable_old()->set_weights("policy"); }),
+        BadHeader(
+            "WeightsThatAreNeverRead", "old.weights", [](Header& h) { h.mutable_old()->set_weights("policy"); },
+            "is set, but only from WEIGHTS reads it: leave it out"),
         BadHeader("MissingOld", "old", [](Header& h) { h.clear_old(); }),
         BadHeader("OldFromNowhere", "old.from",
                   [](Header& h) { h.mutable_old()->set_from(v1::LogProbSource::FROM_UNSPECIFIED); }),
@@ -336,7 +341,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadHeader("EmptyMiniBatches", "ppo_mini_batch_size", [](Header& h) { h.set_ppo_mini_batch_size(0); }),
         BadHeader("NoEpochs", "ppo_epochs", [](Header& h) { h.set_ppo_epochs(0); }),
         BadHeader("ShuffleWithoutSeed", "seed", [](Header& h) { h.set_shuffle(true); }),
-        BadHeader("SeedWithoutShuffle", "seed", [](Header& h) { h.set_seed(1); })),
+        BadHeader(
+            "SeedWithoutShuffle", "seed", [](Header& h) { h.set_seed(1); },
+            "is set, but only shuffle reads it: leave it out")),
     Name);
 
 }  // namespace

@@ -31,6 +31,8 @@ def test_a_hung_engine_loses_its_worker_and_the_next_one_serves(cluster):
     cluster.start_worker()
     wait_until(cluster, request, "PREPARING")  # its second attempt
     cluster.stub.CancelRequest(_proto.CancelRequestRequest(request_id=request.id))
+    cluster.lose_worker()  # it hangs still, whatever its client was told
+    cluster.start_worker()
     refused = refusal(lambda: cluster.stub.ExportWeights(_proto.ExportWeightsRequest(name="stuck"), timeout=60))
     assert refused.reason == "ATTEMPTS_EXHAUSTED" and "stands still" in refused.message, refused
     cluster.lose_worker()

@@ -62,13 +62,69 @@ TEST(RunningJobTest, AStepGoesOnWhenTheLastRankHasAnswered) {
   EXPECT_TRUE(job.AwaitsVote(0, Key(1, 1)));
   EXPECT_TRUE(job.AddVote(0, {}));
   EXPECT_EQ(job.votes()[1].message(), "of rank 1");
-  EXPECT_EQ(job.AbortMessage(1).key().incarnation(), "w2") << "a rank ignores what is another's";
   job.Commit({}, v1::StepResult::APPLIED, {});
   EXPECT_TRUE(job.AwaitsApplied(1, second)) << "asked anew";
   EXPECT_FALSE(job.AddApplied(0, {}));
   EXPECT_FALSE(job.AwaitsApplied(0, Key(1, 1)));
   EXPECT_TRUE(job.AddApplied(1, {}));
   EXPECT_EQ(job.votes()[1].message(), "of rank 1") << "kept to the step's end";
+}
+
+TEST(RunningJobTest, AnAbortedStepIsOverWhenItsRanksHaveAnswered) {
+  RunningJob job(kFloor);
+  internal::v1::StepKey second = Key(1, 1);
+  second.set_incarnation("w2");
+  job.BeginUpdate("r", std::nullopt);
+  job.Prepare(absl::UnixEpoch(), {Key(1, 1), second}, {});
+  EXPECT_FALSE(job.TakeStopped(0, Key(1, 1))) << "nothing was aborted";
+  EXPECT_EQ(job.Abort().at(1).key().incarnation(), "w2") << "a rank ignores what is another's";
+  job.End();
+  EXPECT_TRUE(job.exists());
+  EXPECT_TRUE(job.ending());
+  EXPECT_FALSE(job.Is("r")) << "its client was told";
+  EXPECT_FALSE(job.is_update());
+  EXPECT_FALSE(job.AwaitsVote(0, Key(1, 1)));
+  EXPECT_FALSE(job.TakeStopped(0, Key(1, 2))) << "another attempt";
+  EXPECT_FALSE(job.TakeStopped(0, "r")) << "no call job";
+  EXPECT_TRUE(job.TakeStopped(1, second));
+  EXPECT_FALSE(job.TakeStopped(1, second)) << "twice";
+  job.Pass(kFloor);
+  EXPECT_NE(job.Problem(), "") << "rank 0 stands still";
+  EXPECT_TRUE(job.TakeStopped(0, Key(1, 1)));
+  EXPECT_FALSE(job.exists());
+  EXPECT_EQ(job.Problem(), "");
+}
+
+TEST(RunningJobTest, AnAbortedPassIsOverWhenItsRanksHaveAnsweredOrAreGone) {
+  RunningJob job(kFloor);
+  for (const bool lost : {false, true}) {
+    job.BeginCallJob("~log-prob/1", "log-prob pass", {}, std::nullopt, /*num_ranks=*/2);
+    EXPECT_FALSE(job.AddDone(1, absl::InternalError("could not"), 0));
+    EXPECT_EQ(job.Abort().size(), 2U);
+    job.End();
+    EXPECT_TRUE(job.ending());
+    EXPECT_FALSE(job.TakeStopped(1, "~log-prob/1")) << "it has ended before";
+    EXPECT_FALSE(job.TakeStopped(0, "~log-prob/2")) << "another pass";
+    if (lost) job.GenerationEnded();
+    EXPECT_EQ(job.TakeStopped(0, "~log-prob/1"), !lost);
+    EXPECT_FALSE(job.exists());
+  }
+  job.BeginCallJob("~log-prob/3", "log-prob pass", {}, std::nullopt, /*num_ranks=*/1);
+  job.GenerationEnded();
+  EXPECT_TRUE(job.exists()) << "what runs is retried, or answered, first";
+}
+
+TEST(RunningJobTest, AnAbortAfterTheLastAnswerLeavesNothingToWaitFor) {
+  RunningJob job(kFloor);
+  job.BeginUpdate("r", std::nullopt);
+  job.Prepare(absl::UnixEpoch(), {Key(1, 1)}, {});
+  EXPECT_TRUE(job.AddVote(0, {}));
+  EXPECT_EQ(job.Abort().size(), 1U);
+  job.End();
+  EXPECT_FALSE(job.exists());
+  job.BeginCallJob("~export/1", "export x", {}, std::nullopt, /*num_ranks=*/1);
+  job.End();
+  EXPECT_FALSE(job.exists()) << "the job before was aborted, not this one";
 }
 
 TEST(RunningJobTest, ACallJobFailsAsTheRankThatCouldNot) {
@@ -97,7 +153,7 @@ TEST(RunningJobTest, ACallJobHasNoStep) {
   EXPECT_FALSE(job.AwaitsVote(0, {}));
   EXPECT_FALSE(job.AwaitsApplied(0, {}));
   EXPECT_FALSE(job.Attempts(0, {}));
-  EXPECT_EQ(job.AbortMessage(0).key().request_id(), "~export/1");
+  EXPECT_EQ(job.Abort().at(0).key().request_id(), "~export/1");
   EXPECT_THAT(job.AddResult({}), Invalid("a job that has none"));
 }
 
@@ -126,7 +182,7 @@ TEST(RunningJobDeathTest, TwoJobsNeverRun) {
   EXPECT_DEATH(job.BeginUpdate("s", std::nullopt), "r runs, s cannot begin");
   job.Prepare(absl::UnixEpoch(), {Key(1, 1)}, {});
   job.Commit({}, v1::StepResult::APPLIED, {});
-  EXPECT_DEATH(job.AbortMessage(0), "") << "a committed step is not aborted";
+  EXPECT_DEATH(job.Abort(), "") << "a committed step is not aborted";
 }
 
 // By when events come a server that hung was awake, and by when it handles them one that is slow hears nobody.
