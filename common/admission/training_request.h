@@ -1,6 +1,7 @@
 // One validated request with its payload. Built by RequestBuilder, then constant: the server holds a payload once and
-// everything that needs it shares it. One that is `refused` is only compared with what was accepted; where it was not
-// read to its end, by its id alone.
+// everything that needs it shares it. A request that is `refused` never runs: the server only looks whether it repeats
+// an accepted one, whose outcome it then answers. It compares digests, or, where the stream was not read to its end and
+// there is no digest, ids alone.
 #pragma once
 
 #include <cstdint>

@@ -9,10 +9,11 @@
 //  (1) a call is answered exactly once, or never after CallGone.
 //  (2) a session's next message is asked for (ReadNext) only after the one before was handled: at most one of each
 //      session is in the queue.
-//  (3) the state lives in the time of arrival: it is told of an event with the time at which the event came, and a
-//      deadline's tick stands before the first event that came later. So events that keep coming delay no deadline, and
-//      what waited in the queue was in time: a worker is not lost because the coordinator was slow to hear it. It is
-//      told when it handles the event, too: no silence is counted while the coordinator hung.
+//  (3) the state's clock is the time at which an event arrived in the queue, not the time at which it is handled. A
+//      heartbeat that arrived in time counts as in time however long it waited, so a slow coordinator loses no worker.
+//      A deadline's tick is handled before the first event that arrived after the deadline, so a flood of events delays
+//      no deadline. The state hears the time of handling as well, and counts no silence while the coordinator itself
+//      hung.
 #pragma once
 
 #include <cstddef>

@@ -143,17 +143,13 @@ uint64_t Arrivals::num_steps() const {
 }
 
 bool Arrivals::HasExport(const std::string& name) const {
-  return std::any_of(arrivals_.begin(), arrivals_.end(), [&](const Arrival& a) {
-    const auto* job = std::get_if<ExportJob>(&a.work);
-    return a.request == nullptr && job != nullptr && job->request.name() == name;
-  });
+  return std::any_of(arrivals_.begin(), arrivals_.end(),
+                     [&](const Arrival& a) { return a.request == nullptr && Writes<ExportJob>(a.work, name); });
 }
 
 bool Arrivals::HasSave(const std::string& name) const {
-  return std::any_of(arrivals_.begin(), arrivals_.end(), [&](const Arrival& a) {
-    const auto* job = std::get_if<SaveJob>(&a.work);
-    return a.request == nullptr && job != nullptr && job->request.name() == name;
-  });
+  return std::any_of(arrivals_.begin(), arrivals_.end(),
+                     [&](const Arrival& a) { return a.request == nullptr && Writes<SaveJob>(a.work, name); });
 }
 
 bool Arrivals::ReadsCheckpoint(const std::string& name) const {

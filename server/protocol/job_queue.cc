@@ -16,13 +16,6 @@ uint64_t BytesOf(const CallJob& job) {
   return pass == nullptr ? 0 : pass->request->bytes;
 }
 
-// Whether the work is of this kind, and writes under the name.
-template <typename Job, typename Work>
-bool Writes(const Work& work, const std::string& name) {
-  const auto* job = std::get_if<Job>(&work);
-  return job != nullptr && job->request.name() == name;
-}
-
 }  // namespace
 
 std::string JobQueue::AddCallJob(CallJob job) {

@@ -41,6 +41,12 @@ struct LoadJob {
 };
 // What needs no groups, and no plan.
 using PlainWork = std::variant<ExportJob, SaveJob, LoadJob>;
+// Whether the work is of this kind, which writes under a name, and that name is `name`.
+template <typename Job, typename Work>
+bool Writes(const Work& work, const std::string& name) {
+  const auto* job = std::get_if<Job>(&work);
+  return job != nullptr && job->request.name() == name;
+}
 // A job that ends with its call.
 struct CallJob {
   CallId call = 0;  // 0: it left

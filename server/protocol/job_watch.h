@@ -28,9 +28,10 @@ inline constexpr absl::Duration kLookEvery = absl::Seconds(1);   // a heartbeat'
 inline constexpr absl::Duration kCountedMax = absl::Seconds(2);  // of the time between two looks
 inline constexpr double kBytesPerSecond = 100e6;                 // predicted of disks and networks
 
-// The time since the last event, at most kCountedMax, never negative: by when events came, or by when they were
-// handled, whichever is less. What came one by one while the server hung is handled in one moment, and what came in one
-// moment may be handled one by one: what a worker says waits behind it, and is no silence.
+// The time since the last event that counts as a worker's silence: the shorter of the time between their arrivals and
+// the time between their handling, and at most kCountedMax. Where the server hung, events that arrived one by one are
+// handled in one moment; where the server is slow, events that arrived in one moment are handled one by one. In either
+// case a worker's message may still wait in the queue, so that time says nothing about the worker.
 class CountedTime {
  public:
   // `now`: when the event came. `handled_at`: when it is handled, where that is later.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/connection_pings.h"
 #include "common/base/status_macros.h"
 #include "grpc/grpc.h"
 #include "grpcpp/ext/health_check_service_server_builder_option.h"
@@ -15,9 +16,6 @@ namespace stemma::server {
 namespace {
 
 constexpr int kHandshakeMs = 10'000;
-constexpr int kPingMinimumMs = 20'000;  // clients ping every 30 s
-constexpr int kKeepaliveMs = 30'000;
-constexpr int kKeepaliveTimeoutMs = 10'000;
 
 // gRPC's plugins are the process's, not one server's; reflection is the only one that we link.
 class NoPlugins final : public grpc::ServerBuilderOption {
@@ -40,10 +38,10 @@ void SetArguments(const ListenerOptions& options, grpc::ServerBuilder& builder) 
   RefuseCompression(builder);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.streams_max);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kPingEveryMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingAnsweredWithinMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kPingMinimumMs);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kPingsApartMsMin);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
 }
 

@@ -1,9 +1,9 @@
 // Reads the parts of one request from its stream, and hands on the request, or why there is none. What a streaming call
 // does with its client's half.
 //
-// A part is checked when it comes, and the next one is read after it: so the client is held back. What it will take is
-// counted against limits.receiving_bytes, all streams together, before it is decoded, and what is kept of it after;
-// a stream that brings nothing for limits.stream_idle_ms is ended.
+// Each part is checked before the next one is read, so a client cannot send faster than the server checks. The memory
+// that a part will take is counted against limits.receiving_bytes, a bound on all streams together, before the part is
+// decoded; afterwards only what is kept of it counts. A stream that brings nothing for limits.stream_idle_ms is ended.
 //
 // Thread safety: OnReadDone is called by one thread at a time, Abandon by any. `refuse` or `submit` is called at most
 // once, and neither after Abandon.

@@ -30,10 +30,10 @@ constexpr int kWorkerStreamsMax = 4, kOpsStreamsMax = 16;
 constexpr uint64_t kOpsConnectionsMax = 64;
 constexpr int kOpsMessageBytesMax = 64 << 10;
 
-// Returns how many calls of one connection are answered at a time. Those beyond stand in line behind those that wait
-// for a request, a cancel or a GetModel too, so there are more than the limits let wait: the call that sent a request,
-// and who else asks for it. One that waits takes about 15 KiB; what requests bring has a limit of its own, of all
-// streams.
+// Returns how many calls of one connection are answered at a time. gRPC makes further ones wait until an earlier one
+// ends, and calls that wait for a request last as long as it does: with too few, a CancelRequest or a GetModel would
+// wait behind them. So there is room for four calls a request: the one that sent it, and others that ask for it. A call
+// that waits takes about 15 KiB; the bytes of requests have a limit of their own (limits.receiving_bytes).
 int ClientStreamsMax(const v1::Limits& limits) {
   return static_cast<int>(std::clamp(4 * limits.requests_in_flight(), kClientStreamsAtLeast, kClientStreamsAtMost));
 }
@@ -42,8 +42,8 @@ int ClientStreamsMax(const v1::Limits& limits) {
 // without a word, and of some that the server turns away.
 uint64_t WorkerConnectionsMax(uint32_t ranks) { return 2 * uint64_t{ranks} + 16; }
 
-// gRPC's own lines are for who debugs gRPC: what matters to an operator comes back as a status, and is said in our
-// words.
+// gRPC's own lines help only those who debug gRPC: what an operator has to know comes back as a status, and is logged
+// in our words.
 void LogOfGrpc(gpr_log_func_args* args) { VLOG(1) << "gRPC: " << args->message; }
 
 }  // namespace

@@ -22,11 +22,13 @@ grpc::Status ClientLeft() { return grpc::Status(grpc::StatusCode::CANCELLED, "th
 }  // namespace
 
 UpdateActorCall::UpdateActorCall(Coordinator& coordinator, const RequestRules& rules, grpc::ByteBuffer* response)
-    : coordinator_(coordinator),
-      reader_(TrainingRequest::Kind::kUpdate, rules,
-              {.start_read = [this](grpc::ByteBuffer* part) { StartRead(part); },
-               .refuse = [this](const absl::Status& status) { FinishOnce(ToGrpcStatus(status)); },
-               .submit = [this](std::shared_ptr<const TrainingRequest> request) { Submit(std::move(request)); }}),
+    : request_(coordinator),
+      reader_(
+          TrainingRequest::Kind::kUpdate, rules,
+          {.start_read = [this](grpc::ByteBuffer* part) { StartRead(part); },
+           .refuse = [this](const absl::Status& status) { FinishOnce(ToGrpcStatus(status)); },
+           .submit =
+               [this](std::shared_ptr<const TrainingRequest> request) { request_.Submit(self_, std::move(request)); }}),
       response_(response) {}
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* UpdateActorCall::Start(Coordinator& coordinator, const RequestRules& rules,
@@ -37,15 +39,9 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* UpdateActorCall::Start(Coordinator& c
   return call.get();
 }
 
-void UpdateActorCall::Submit(std::shared_ptr<const TrainingRequest> request) {
-  call_ = coordinator_.Call(self_, [&](CallId call) { return SubmitEvent{call, std::move(request)}; });
-  if (cancelled_) coordinator_.CallGone(call_);
-}
-
 void UpdateActorCall::OnCancel() {
-  cancelled_ = true;
   reader_.Abandon();
-  coordinator_.CallGone(call_);
+  request_.ClientLeft();
   FinishOnce(ClientLeft());
 }
 
@@ -62,11 +58,13 @@ void UpdateActorCall::FinishOnce(const grpc::Status& status) {
 }
 
 LogProbCall::LogProbCall(Coordinator& coordinator, const RequestRules& rules, grpc::CallbackServerContext* context)
-    : coordinator_(coordinator),
-      reader_(TrainingRequest::Kind::kLogProb, rules,
-              {.start_read = [this](grpc::ByteBuffer* part) { StartRead(part); },
-               .refuse = [this](const absl::Status& status) { stream_.End(status); },
-               .submit = [this](std::shared_ptr<const TrainingRequest> request) { Submit(std::move(request)); }}),
+    : request_(coordinator),
+      reader_(
+          TrainingRequest::Kind::kLogProb, rules,
+          {.start_read = [this](grpc::ByteBuffer* part) { StartRead(part); },
+           .refuse = [this](const absl::Status& status) { stream_.End(status); },
+           .submit =
+               [this](std::shared_ptr<const TrainingRequest> request) { request_.Submit(self_, std::move(request)); }}),
       stream_(context, rules.limits.stream_idle_ms(),
               {.write = [this](const v1::GroupResult* chunk) { Write(*chunk); },
                .finish = [this](const grpc::Status& status) { Finish(status); }}) {}
@@ -87,15 +85,9 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* LogProbCall::Start(
   return call.get();
 }
 
-void LogProbCall::Submit(std::shared_ptr<const TrainingRequest> request) {
-  call_ = coordinator_.Call(self_, [&](CallId call) { return SubmitEvent{call, std::move(request)}; });
-  if (cancelled_) coordinator_.CallGone(call_);
-}
-
 void LogProbCall::OnCancel() {
-  cancelled_ = true;
   reader_.Abandon();
-  coordinator_.CallGone(call_);
+  request_.ClientLeft();
   stream_.Abandon(ClientLeft());
 }
 

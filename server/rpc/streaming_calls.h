@@ -12,6 +12,7 @@
 #include "server/coordinator/coordinator.h"
 #include "server/rpc/request_reader.h"
 #include "server/rpc/result_stream.h"
+#include "server/rpc/submitted_request.h"
 #include "stemma/v1/training.pb.h"
 
 namespace stemma::server {
@@ -29,14 +30,11 @@ class UpdateActorCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>, 
   void OnReply(Reply reply) override;
 
  private:
-  void Submit(std::shared_ptr<const TrainingRequest> request);
   void FinishOnce(const grpc::Status& status);
 
-  Coordinator& coordinator_;
+  SubmittedRequest request_;
   RequestReader reader_;
   grpc::ByteBuffer* const response_;
-  std::atomic<CallId> call_ = 0;
-  std::atomic<bool> cancelled_ = false;
   std::atomic<bool> finished_ = false;
   std::shared_ptr<UpdateActorCall> self_;
 };
@@ -56,13 +54,10 @@ class LogProbCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   void OnReply(Reply reply) override { stream_.End(std::get<absl::Status>(reply)); }
 
  private:
-  void Submit(std::shared_ptr<const TrainingRequest> request);
   void Write(const v1::GroupResult& chunk);
 
-  Coordinator& coordinator_;
+  SubmittedRequest request_;
   RequestReader reader_;
-  std::atomic<CallId> call_ = 0;
-  std::atomic<bool> cancelled_ = false;
   grpc::ByteBuffer chunk_;  // that is being written
   ResultStream stream_;
   std::shared_ptr<LogProbCall> self_;

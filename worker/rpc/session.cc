@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "common/base/connection_pings.h"
 #include "common/base/flag.h"
 #include "common/base/message_sizes.h"
 #include "common/base/system_memory.h"
@@ -55,8 +56,8 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& server) {
   gpr_set_log_function(LogOfGrpc);
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kReceivedBytesMax);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingEveryMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingAnsweredWithinMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kRedialMsMin);

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/address.h"
+#include "common/base/connection_pings.h"
 #include "common/base/message_sizes.h"
 #include "grpc/support/time.h"
 #include "grpcpp/create_channel.h"
@@ -32,8 +33,8 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionOpt
   if (!address.ok()) return UsageError(absl::StrCat("--server: ", address.status().message()));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kReceivedBytesMax);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingEveryMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingAnsweredWithinMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kRedialMsMax);

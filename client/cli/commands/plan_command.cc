@@ -1,6 +1,8 @@
 // stemma plan TRACE: what the server would do with a request, without doing it.
 #include <iostream>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -35,51 +37,60 @@ Record DeviceOf(const v1::ServerInfo& info) {
   return rank.device_name().empty() ? rank.device().substr(0, rank.device().find(':')) : rank.device_name();
 }
 
-void PrintPlan(const PlanOptions& options, int64_t line, const v1::ServerInfo& info, const v1::PlanReport& plan) {
+// Writes a table below what is there; nothing where it has no rows.
+void WriteSection(const OutputOptions& output, std::vector<Column> columns, const std::vector<Record>& records) {
+  if (records.empty()) return;
+  std::cout << "\n";
+  WriteRecords(output, std::move(columns), records, std::cout);
+}
+
+// Returns what is said of the whole plan, without its clusters, groups and ranks.
+Record PlanHead(int64_t line, const v1::ServerInfo& info, const v1::PlanReport& plan) {
   Record record;
   record["line"] = line;
   record["device"] = DeviceOf(info);
   record.update(PlanRecord(plan));
+  return record;
+}
+
+void PrintJson(const OutputOptions& output, Record record, const v1::PlanReport& plan) {
   std::vector<Record> clusters = ClusterRecords(plan);
-  const std::vector<Record> groups = GroupRecords(plan);
-  if (options.output.format == OutputFormat::kJson) {
-    for (Record& cluster : clusters) {
-      for (const char* column : {"waves", "prefix", "bytes_abc", "seconds_abc"}) cluster.erase(column);
-    }
-    record["cluster_reports"] = clusters;
-    record["group_costs"] = groups;
-    record["rank_reports"] = RankReportRecords(plan);
-    record["split_groups"] = SplitRecords(plan);
-    record["stages"] = StageRecords(plan);
-    return WriteFields(options.output, record, std::cout);
+  for (Record& cluster : clusters) {
+    for (const char* column : {"waves", "prefix", "bytes_abc", "seconds_abc"}) cluster.erase(column);
   }
+  record["cluster_reports"] = clusters;
+  record["group_costs"] = GroupRecords(plan);
+  record["rank_reports"] = RankReportRecords(plan);
+  record["split_groups"] = SplitRecords(plan);
+  record["stages"] = StageRecords(plan);
+  WriteFields(output, record, std::cout);
+}
+
+void PrintTables(const PlanOptions& options, const Record& head, const v1::PlanReport& plan) {
+  const OutputOptions& output = options.output;
   Record summary;
-  summary["line"] = line;
+  summary["line"] = head["line"];
   summary.update(PlanSummary(plan));
-  WriteFields(options.output, summary, std::cout);
+  WriteFields(output, summary, std::cout);
   std::cout << "\n";
+  const std::vector<Record> clusters = ClusterRecords(plan);
   if (clusters.empty()) std::cout << "nothing to compute: no rollout has a loss\n";
-  WriteRecords(options.output, ClusterSummaryColumns(), ClusterSummaries(plan), std::cout);
-  if (const std::vector<Record> ranks = RankSummaries(plan); !ranks.empty()) {
-    std::cout << "\n";
-    WriteRecords(options.output, RankSummaryColumns(plan), ranks, std::cout);
-  }
-  if (const std::vector<Record> stages = StageSummaries(plan); !stages.empty()) {
-    std::cout << "\n";
-    WriteRecords(options.output, StageSummaryColumns(), stages, std::cout);
-  }
-  if (const std::vector<Record> splits = SplitSummaries(plan); !splits.empty()) {
-    std::cout << "\n";
-    WriteRecords(options.output, SplitSummaryColumns(), splits, std::cout);
-  }
+  WriteRecords(output, ClusterSummaryColumns(), ClusterSummaries(plan), std::cout);
+  WriteSection(output, RankSummaryColumns(plan), RankSummaries(plan));
+  WriteSection(output, StageSummaryColumns(), StageSummaries(plan));
+  WriteSection(output, SplitSummaryColumns(), SplitSummaries(plan));
   if (!options.verbose) return;
   std::cout << "\n";
-  WriteFields(options.output, record, std::cout);
+  WriteFields(output, head, std::cout);
   std::cout << "\n";
-  WriteRecords(options.output, ClusterColumns(), clusters, std::cout);
-  if (groups.empty()) return;
-  std::cout << "\n";
-  WriteRecords(options.output, GroupColumns(), groups, std::cout);
+  WriteRecords(output, ClusterColumns(), clusters, std::cout);
+  WriteSection(output, GroupColumns(), GroupRecords(plan));
+}
+
+void PrintPlan(const PlanOptions& options, int64_t line, const v1::ServerInfo& info, const v1::PlanReport& plan) {
+  Record head = PlanHead(line, info, plan);
+  if (options.output.format == OutputFormat::kJson) return PrintJson(options.output, std::move(head), plan);
+  PrintTables(options, head, plan);
 }
 
 absl::Status RunPlan(const PlanOptions& options) {
