@@ -61,8 +61,10 @@ class OneOrderTest : public SmallEngineTest {
   std::unique_ptr<InProcess> MakeRanks(InProcessOptions options) {
     const InProcessOptions::EditCommunicator record = [this](std::unique_ptr<Communicator> right) {
       const std::string axis = right->axis();
-      return MakeRecordingRank(std::move(right), DoneIs::kNever, [this, axis](const std::string&, bool begins) {
-        if (begins) calls_[this_rank].push_back(axis);
+      return MakeRecordingRank(std::move(right), DoneIs::kNever, [this, axis](const std::string& name, bool begins) {
+        if (!begins) return;
+        calls_[this_rank].push_back(axis);
+        names_[this_rank].push_back(name);
       });
     };
     options.edit_communicator = options.edit_cp_communicator = options.edit_tp_communicator = record;
@@ -76,6 +78,7 @@ class OneOrderTest : public SmallEngineTest {
   void Step(InProcess& engine, const std::vector<int64_t>& prompts) {
     ASSERT_TRUE(engine.Load(Request(prompts)).ok());
     calls_.assign(kRanksMax, {});
+    names_.assign(kRanksMax, {});
     const auto vote = engine.Prepare(0);
     ASSERT_TRUE(vote.ok() && vote->yes()) << vote.status();
   }
@@ -115,7 +118,7 @@ class OneOrderTest : public SmallEngineTest {
     return Overlapped(*engine);
   }
 
-  Calls calls_ = Calls(kRanksMax);  // each rank's written by its thread
+  Calls calls_ = Calls(kRanksMax), names_ = Calls(kRanksMax);  // each rank's written by its thread
 };
 
 // A rank ends with the Phase C of the first cluster, or with a wave that both cut, where the other has a wave more.
@@ -125,6 +128,23 @@ TEST_F(OneOrderTest, ARoundBeginsWhereNoOtherRankExchangesRowsBehindIt) {
   EXPECT_EQ(StepWithLastWaves("c1", 1), "ny") << "the first ends with the wave that both cut";
   EXPECT_EQ(StepWithLastWaves("cc", 1), "yy") << "both end with the same wave";
   EXPECT_EQ(StepWithLastWaves("c1", 9), "yy") << "both end with Phase C";
+}
+
+// A round carries a layer's gradients to their owners in the middle of the backward. Those of which tensor-parallel
+// ranks have parts are summed before: a round in flight would read them while the sum is written.
+TEST_F(OneOrderTest, PartsOfALayersGradientsAreSummedBeforeItsRound) {
+  InProcessOptions options;
+  *options.run.mutable_mesh() = MakeMesh({.dp = 2, .tp = 2});
+  const auto engine = MakeRanks(options);
+  ASSERT_NE(engine, nullptr);
+  Step(*engine, {16, 5});
+  EXPECT_EQ(Overlapped(*engine), "yyyy");
+  for (size_t rank = 0; rank < 4; ++rank) {
+    const std::deque<std::string>& names = names_[rank];
+    const auto round = std::find(names.begin(), names.end(), "gradients");
+    ASSERT_NE(round, names.end());
+    EXPECT_NE(std::find(names.begin(), round, "partial_gradients"), round) << rank;
+  }
 }
 
 class DrawnOneOrderTest : public OneOrderTest, public ::testing::WithParamInterface<uint32_t> {};
