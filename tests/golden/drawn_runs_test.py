@@ -11,7 +11,7 @@ import pytest
 from golden.drawn_run import DrawnRun
 
 SEED = int(os.environ.get("STEMMA_RUNS_SEED", "1"))
-COUNT = int(os.environ.get("STEMMA_RUNS_COUNT", "4"))
+COUNT = int(os.environ.get("STEMMA_RUNS_COUNT", "3"))
 EVENTS = 8
 
 
