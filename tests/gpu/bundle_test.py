@@ -83,9 +83,11 @@ def test_all_that_is_needed_is_inside_or_the_machines(unpacked):
         assert all(folder.startswith(unpacked) for folder in bundle.runpaths(path)), f"{path} looks in {bundle.runpaths(path)}"
 
 
-def test_every_test_of_a_device_is_in_the_bundle():
+def test_every_test_of_a_device_is_in_the_bundle(tmp_path):
     """But for those that this build lacks, as it has no CUDA."""
-    listed = subprocess.run(["ctest", "--test-dir", BUILD, "-N", "-L", "^device$"], check=True, text=True, stdout=subprocess.PIPE).stdout
+    # Where the build is asked, its log of the tests that run now is begun anew.
+    (tmp_path / "CTestTestfile.cmake").write_text(f'subdirs("{BUILD}")\n')
+    listed = subprocess.run(["ctest", "--test-dir", tmp_path, "-N", "-L", "^device$"], check=True, text=True, stdout=subprocess.PIPE).stdout
     names = re.findall(r"Test +#\d+: (\S+)", listed)
     assert "engine_device_test" in names and set(names) <= set(bundle.TESTS), names
 

@@ -241,7 +241,7 @@ TEST_F(ShardedUnitsTest, AVisitThatNobodyAnnouncedDies) {
 // Over a link that takes a quarter of what a layer does, all that can be hidden is. The embedding and the head compute
 // next to nothing here, so what is behind them is not: the first unit and the first layer of the pass, and at its end
 // the gradients of the first layer and of the embedding. A layer that takes longer hides more, so a busy machine does
-// not fail it; nor does one run of several that is held up. The control is the mutant
+// not fail it; nor do runs that are held up, of up to 20. The control is the mutant
 // a_unit_is_gathered_when_it_is_needed.
 TEST_F(ShardedUnitsTest, ALinkIsHiddenBehindTheLayers) {
   const int layers = 6;
@@ -265,15 +265,14 @@ TEST_F(ShardedUnitsTest, ALinkIsHiddenBehindTheLayers) {
   const double layer_s = std::get<0>(run(*alone)) / (3 * layers);  // a forward is about a third of both
   const Link link{.delay_s = layer_s / 4};
   const auto linked = MakeLinkedRank(Alone(), link);
-  double held_s = std::numeric_limits<double>::infinity();
-  int64_t calls = 0;
-  for (int i = 0; i < 5; ++i) {
-    double held_by_run_s = 0;
-    std::tie(std::ignore, held_by_run_s, calls) = run(*linked);
-    held_s = std::min(held_s, held_by_run_s);
-  }
+  const int64_t calls = (1 + layers + 1) + (layers - 2) + (1 + layers + 1);  // gathered forward, backward, and summed
   const double all_s = static_cast<double>(calls) * link.delay_s, hidden_s = all_s - 4 * link.delay_s;
-  EXPECT_EQ(calls, (1 + layers + 1) + (layers - 2) + (1 + layers + 1)) << "gathered forward, backward, and summed";
+  double held_s = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 20 && held_s > all_s - 0.9 * hidden_s; ++i) {
+    const auto [run_s, held_by_run_s, calls_of_run] = run(*linked);
+    held_s = std::min(held_s, held_by_run_s);
+    EXPECT_EQ(calls_of_run, calls);
+  }
   EXPECT_LE(held_s, all_s - 0.9 * hidden_s) << "a layer takes " << layer_s << " s, the link " << link.delay_s;
   EXPECT_GT(held_s, 0) << "the first gathering and the last sum have nothing to hide behind";
 }
