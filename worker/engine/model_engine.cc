@@ -329,7 +329,7 @@ absl::StatusOr<internal::v1::Applied> ModelEngine::Apply(const internal::v1::App
   internal::v1::Applied applied;
   if (!apply.discard()) {
     PassFailpoint("apply.before_step");
-    const absl::Status status = CatchExceptions([&] { return StepWeights(apply, start_s, spans.get(), applied); });
+    absl::Status status = CatchExceptions([&] { return StepWeights(apply, start_s, spans.get(), applied); });
     if (absl::IsUnavailable(status)) return status;
     // A step that is half applied has no way back: the weights are gone with this process.
     CHECK(status.ok()) << "AdamW failed in the middle of a step: " << status.message();
