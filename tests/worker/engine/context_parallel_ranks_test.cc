@@ -76,24 +76,16 @@ TEST_F(ContextParallelRanksTest, ACancelOfOneRankIsTheCopys) { ExpectACancelOfOn
 // A cancel while the last cluster runs, of which a rank has no waves: it comes to the same end.
 TEST_F(ContextParallelRanksTest, ACancelAtAnyPollLeavesNobodyWaiting) {
   for (int polls = 0; polls < 7; ++polls) {
-    std::atomic<int> left = polls;
-    std::atomic<bool> cancelled = false;
+    CancelAtPoll cancel(1, polls);
     InProcessOptions options = Options(1, 3, 1);
-    options.edit_hooks = [&](int rank, EngineHooks& hooks) {
-      if (rank != 1) return;
-      hooks.cancelled = [&] {
-        if (left-- > 0) return false;
-        cancelled = true;
-        return true;
-      };
-    };
+    options.edit_hooks = cancel.Hook();
     const auto engine = Make(options);
     ASSERT_NE(engine, nullptr);
     ASSERT_TRUE(engine->Load(Request({16, 1, 9, 30})).ok());
     const auto vote = engine->Prepare(0);
     ASSERT_TRUE(vote.ok()) << "poll " << polls << ": " << vote.status();
-    EXPECT_EQ(vote->yes(), !cancelled) << "poll " << polls;
-    EXPECT_EQ(cancelled, polls < 4) << "each of four clusters asks once";
+    EXPECT_EQ(vote->yes(), !cancel.cancelled()) << "poll " << polls;
+    EXPECT_EQ(cancel.cancelled(), polls < 4) << "each of four clusters asks once";
   }
 }
 

@@ -105,28 +105,20 @@ TEST_F(PipelineRanksTest, TheLastStageSpeaksForItsCopy) {
 // same vote, and the next step is as if nothing had been.
 TEST_F(PipelineRanksTest, ACancelAtAnyPollLeavesNobodyWaiting) {
   for (int polls = 0; polls < 6; ++polls) {
-    std::atomic<int> left = polls;
-    std::atomic<bool> armed = true, cancelled = false;
+    CancelAtPoll cancel(0, polls);
     InProcessOptions options = Options({.pp = 3});
-    options.edit_hooks = [&](int rank, EngineHooks& hooks) {
-      if (rank != 0) return;
-      hooks.cancelled = [&] {
-        if (!armed || left-- > 0) return false;
-        cancelled = true;
-        return true;
-      };
-    };
+    options.edit_hooks = cancel.Hook();
     const auto engine = Make(options), undisturbed = Make(Options({.pp = 3}));
     ASSERT_TRUE(engine != nullptr && undisturbed != nullptr);
     ASSERT_TRUE(engine->Load(Request({16, 1, 9, 30})).ok());
     const auto vote = engine->Prepare(0);
     ASSERT_TRUE(vote.ok()) << "poll " << polls << ": " << vote.status();
-    EXPECT_EQ(vote->yes(), !cancelled) << "poll " << polls;
-    EXPECT_EQ(cancelled, polls < 4) << "each of four clusters asks once";
-    for (size_t rank = 0; cancelled && rank < 3; ++rank) {
+    EXPECT_EQ(vote->yes(), !cancel.cancelled()) << "poll " << polls;
+    EXPECT_EQ(cancel.cancelled(), polls < 4) << "each of four clusters asks once";
+    for (size_t rank = 0; cancel.cancelled() && rank < 3; ++rank) {
       EXPECT_EQ(engine->votes()[rank].no_reason(), rank == 0 ? internal::v1::CANCELLED : internal::v1::PEER) << rank;
     }
-    armed = false;
+    cancel.Disarm();
     Step(*engine);
     Step(*undisturbed);
     ExpectSameWeights(*engine, *undisturbed, 3);
@@ -155,19 +147,11 @@ TEST_F(PipelineRanksTest, ACancelOfOneRankOfTheFirstStageIsTheCopys) {
 TEST_F(PipelineRanksTest, ACopyThatStopsTellsThoseThatShareItsGroups) {
   for (const int stopping : {0, 1}) {
     for (int polls = 0;; ++polls) {
-      std::atomic<int> left = polls;
-      std::atomic<bool> armed = true, cancelled = false;
+      CancelAtPoll cancel(2 * stopping, polls);
       InProcessOptions options = Options({.dp = 2, .pp = 2});
       options.split = {.seed = 5, .ranks = 2};
       const auto undisturbed = Make(options);
-      options.edit_hooks = [&](int rank, EngineHooks& hooks) {
-        if (rank != 2 * stopping) return;
-        hooks.cancelled = [&] {
-          if (!armed || left-- > 0) return false;
-          cancelled = true;
-          return true;
-        };
-      };
+      options.edit_hooks = cancel.Hook();
       const auto engine = Make(options);
       ASSERT_TRUE(engine != nullptr && undisturbed != nullptr);
       ASSERT_TRUE(engine->Load(Request({16, 1, 9, 30})).ok());
@@ -176,21 +160,21 @@ TEST_F(PipelineRanksTest, ACopyThatStopsTellsThoseThatShareItsGroups) {
       ASSERT_EQ(shared, 3);
       const int64_t before = MakeCpuBackend().memory_stats().current_bytes;
       const auto vote = engine->Prepare(0);
-      if (cancelled) {
+      if (cancel.cancelled()) {
         EXPECT_EQ(MakeCpuBackend().memory_stats().current_bytes, before) << "what stages sent is let go of";
       }
       ASSERT_TRUE(vote.ok()) << "poll " << polls << ": " << vote.status();
-      EXPECT_EQ(vote->yes(), !cancelled) << "poll " << polls;
-      for (int rank = 0; cancelled && rank < 4; ++rank) {
+      EXPECT_EQ(vote->yes(), !cancel.cancelled()) << "poll " << polls;
+      for (int rank = 0; cancel.cancelled() && rank < 4; ++rank) {
         EXPECT_EQ(engine->votes()[static_cast<size_t>(rank)].no_reason(),
                   rank == 2 * stopping ? internal::v1::CANCELLED : internal::v1::PEER)
             << "rank " << rank << ", copy " << stopping << ", poll " << polls;
       }
-      armed = false;
+      cancel.Disarm();
       Step(*engine);
       Step(*undisturbed);
       ExpectSameWeights(*engine, *undisturbed, 4);
-      if (!cancelled) break;
+      if (!cancel.cancelled()) break;
       ASSERT_LT(polls, 9);
     }
   }

@@ -79,29 +79,21 @@ TEST_F(ShardedRanksTest, WholeParametersSendNothingOfThem) {
 TEST_F(ShardedRanksTest, ACancelOfOneRankIsEveryRanksNo) {
   for (const int cancelled_rank : {0, 1, 3}) {
     for (int polls = 0; polls < 6; polls += 2) {
-      std::atomic<int> left = polls;
-      std::atomic<bool> armed = true, cancelled = false;
+      CancelAtPoll cancel(cancelled_rank, polls);
       InProcessOptions options = Options({.dp = 2, .tp = 2});
-      options.edit_hooks = [&](int rank, EngineHooks& hooks) {
-        if (rank != cancelled_rank) return;
-        hooks.cancelled = [&] {
-          if (!armed || left-- > 0) return false;
-          cancelled = true;
-          return true;
-        };
-      };
+      options.edit_hooks = cancel.Hook();
       const auto engine = Make(options), undisturbed = Make(Options({.dp = 2, .tp = 2}));
       ASSERT_TRUE(engine != nullptr && undisturbed != nullptr);
       ASSERT_TRUE(engine->Load(Request({16, 5, 9, 30})).ok());
       const auto no = engine->Prepare(0);
       ASSERT_TRUE(no.ok()) << no.status();
-      ASSERT_EQ(no->yes(), !cancelled);
-      for (int rank = 0; cancelled && rank < 4; ++rank) {
+      ASSERT_EQ(no->yes(), !cancel.cancelled());
+      for (int rank = 0; cancel.cancelled() && rank < 4; ++rank) {
         EXPECT_EQ(engine->votes()[static_cast<size_t>(rank)].no_reason(),
                   rank == cancelled_rank ? internal::v1::CANCELLED : internal::v1::PEER)
             << rank;
       }
-      armed = false;
+      cancel.Disarm();
       Step(*engine);
       Step(*undisturbed);
       ExpectSameShards(*engine, *undisturbed, 4);

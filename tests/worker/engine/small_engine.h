@@ -58,6 +58,32 @@ class SmallEngineTest : public ::testing::Test {
   std::string directory_;
 };
 
+// Cancels what runs when one rank asks whether it is cancelled, after so many answers of no. Outlives the engine, whose
+// ranks ask in threads of their own.
+class CancelAtPoll {
+ public:
+  CancelAtPoll(int rank, int polls) : rank_(rank), left_(polls) {}
+
+  // For InProcessOptions::edit_hooks.
+  auto Hook() {
+    return [this](int rank, EngineHooks& hooks) {
+      if (rank != rank_) return;
+      hooks.cancelled = [this] {
+        if (!armed_ || left_-- > 0) return false;
+        cancelled_ = true;
+        return true;
+      };
+    };
+  }
+  bool cancelled() const { return cancelled_; }
+  void Disarm() { armed_ = false; }
+
+ private:
+  const int rank_;
+  std::atomic<int> left_;
+  std::atomic<bool> armed_ = true, cancelled_ = false;
+};
+
 // What tests of the ranks of one copy share: groups of several sizes, and steps of them.
 class CopyRanksTest : public SmallEngineTest {
  protected:

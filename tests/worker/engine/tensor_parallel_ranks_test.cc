@@ -66,25 +66,17 @@ TEST_F(TensorParallelRanksTest, ACancelOfOneRankIsTheCopys) { ExpectACancelOfOne
 TEST_F(TensorParallelRanksTest, ACopyThatStopsTellsThoseThatShareItsGroups) {
   for (const int stopping : {0, 1}) {
     for (int polls = 0;; ++polls) {
-      std::atomic<int> left = polls;
-      std::atomic<bool> cancelled = false;
+      CancelAtPoll cancel(2 * stopping, polls);
       InProcessOptions options = Options(2, 2);
       options.split = {.seed = 5, .ranks = 2};
-      options.edit_hooks = [&](int rank, EngineHooks& hooks) {
-        if (rank != 2 * stopping) return;
-        hooks.cancelled = [&] {
-          if (left-- > 0) return false;
-          cancelled = true;
-          return true;
-        };
-      };
+      options.edit_hooks = cancel.Hook();
       const auto engine = Make(options);
       ASSERT_NE(engine, nullptr);
       ASSERT_TRUE(engine->Load(Request({16, 1, 9, 30})).ok());
       const auto vote = engine->Prepare(0);
       ASSERT_TRUE(vote.ok()) << "copy " << stopping << ", poll " << polls << ": " << vote.status();
-      EXPECT_EQ(vote->yes(), !cancelled) << "copy " << stopping << ", poll " << polls;
-      if (!cancelled) break;
+      EXPECT_EQ(vote->yes(), !cancel.cancelled()) << "copy " << stopping << ", poll " << polls;
+      if (!cancel.cancelled()) break;
       ASSERT_LT(polls, 9);
     }
   }
