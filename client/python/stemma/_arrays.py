@@ -8,6 +8,7 @@ before it.
 import array
 import base64
 import math
+import numbers
 import sys
 
 _TOKENS = "a flat list or one-dimensional array of token ids"
@@ -183,6 +184,17 @@ def number(value):
         raise ValueError(f"is {shown(value)}: pass a number of at most {sys.float_info.max:g}") from None
     except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError for a tensor of several elements
         raise ValueError(refusal) from None
+
+
+def real(value):
+    """A real number as Python's own, infinite where that holds none so large: numpy's small ones round, or wrap, what they are computed
+    with. None: it is no real number, as text and bools are none."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def is_masked(value):

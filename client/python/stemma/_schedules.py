@@ -64,9 +64,10 @@ def _decaying(learning_rate, total_steps, warmup_steps, min_lr_ratio, shape):
     total_steps = whole("total_steps", total_steps, 1)
     if total_steps < warmup_steps:
         raise ValueError(f"warmup_steps is {warmup_steps}, beyond total_steps, {total_steps}: pass at most that")
-    if not _is_number(min_lr_ratio) or not 0 <= min_lr_ratio <= 1:
+    ratio = _arrays.real(min_lr_ratio)
+    if ratio is None or not 0 <= ratio <= 1:
         raise ValueError(f"min_lr_ratio is {_arrays.shown(min_lr_ratio)}: pass a number from 0 to 1")
-    return functools.partial(_decaying_at, (learning_rate, total_steps, warmup_steps, float(min_lr_ratio), shape))
+    return functools.partial(_decaying_at, (learning_rate, total_steps, warmup_steps, ratio, shape))
 
 
 def _decaying_at(schedule, step):
@@ -79,22 +80,11 @@ def _decaying_at(schedule, step):
 
 
 def _checked(learning_rate, warmup_steps):
-    """(rate, warm-up) as Python's own numbers: numpy's small ones would round, or wrap."""
-    if not _is_number(learning_rate) or not 0 <= _as_float(learning_rate) < math.inf:
+    """(rate, warm-up) as Python's own numbers."""
+    rate = _arrays.real(learning_rate)
+    if rate is None or not 0 <= rate < math.inf:
         raise ValueError(f"learning_rate is {_arrays.shown(learning_rate)}: pass a number, not negative")
-    return float(learning_rate), whole("warmup_steps", warmup_steps)
-
-
-def _is_number(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _as_float(value):
-    """The number as Python's own; infinity where that holds none so large."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+    return rate, whole("warmup_steps", warmup_steps)
 
 
 def _warmup(step, warmup_steps):

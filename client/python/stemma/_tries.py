@@ -9,10 +9,9 @@ recovers.
 import asyncio
 import contextlib
 import math
-import numbers
 import time
 
-from . import errors
+from . import _arrays, errors
 
 # A longer timeout is none: gRPC counts a deadline in nanoseconds since 1970, in 64 bits, and one beyond them (7e9 s from now)
 # is over at once.
@@ -55,29 +54,22 @@ def deadline_of(timeout_s):
     """The time of time.monotonic() at which it is over; None: never."""
     if timeout_s is None:
         return None
-    seconds = _seconds(timeout_s)
-    if seconds is None:
+    seconds = _arrays.real(timeout_s)
+    if not _is_time(seconds):
         raise ValueError(f"timeout_s is {timeout_s!r:.60}: pass seconds, or None to wait as long as it takes")
     return None if seconds > _TIMEOUT_MAX_S else time.monotonic() + seconds
 
 
 def checked_s(name, value):
     """The seconds, which an argument that cannot be left open takes."""
-    seconds = _seconds(value)
-    if seconds is None:
+    seconds = _arrays.real(value)
+    if not _is_time(seconds):
         raise ValueError(f"{name} is {value!r:.60}: pass seconds, a number from 0 on")
     return seconds
 
 
-def _seconds(value):
-    """The value as Python's own number: a time that numpy's small ones are added to is one of them, and is rounded. None: it is no
-    number of seconds."""
-    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not value >= 0:
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+def _is_time(seconds):
+    return seconds is not None and seconds >= 0
 
 
 @contextlib.contextmanager
