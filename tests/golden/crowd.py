@@ -1,20 +1,15 @@
 """Updates that several clients send to one server at the same moment, an export and a cancel among them; and what the server says
 afterwards of the order in which it took them."""
 
-import copy
-import os
-import shutil
 import threading
 import time
 
 import grpc
-from safetensors.torch import load_file
 
-from e2e.errors.server import wait_for
+from e2e.errors.server import wait_for, word
+from golden.pair import export, parts_of
 from oracle import payload
 from stemma import _proto
-from stemma.config import fill_message
-from stemma.groups import parts as encode
 
 _PATIENCE_S = 300
 
@@ -37,27 +32,17 @@ def at_once(tasks):
         raise failures[0]
 
 
-def _word(message, field):
-    """The name of an enum's value."""
-    return message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number[getattr(message, field)].name
-
-
 class Crowd:
     """The requests, as dicts, by their number; `served`: the product, whose stub sends an update again until it is answered."""
 
     def __init__(self, served, name, requests):
         self.requests, self.exported = requests, []
         self._served, self._name = served, name
-        self._parts = [self._encoded(index) for index in range(len(requests))]
+        self._parts = [parts_of(request, self._id(index)) for index, request in enumerate(requests)]
         self._answers = {}
 
     def _id(self, index):
         return f"{self._name}/{index}"
-
-    def _encoded(self, index):
-        header = copy.deepcopy(self.requests[index]["header"])
-        header["request"]["request_id"] = self._id(index)
-        return encode("update", fill_message(_proto.UpdateHeader(), header), self.requests[index]["groups"])
 
     def orders(self, index):
         return payload.orders(self._parts[index])
@@ -90,17 +75,14 @@ class Crowd:
     def exports(self, after_s):
         """Keeps (step, weights in float64)."""
         time.sleep(after_s)
-        request = _proto.ExportWeightsRequest(name=self._name, dtype="float64")
 
         def written():
             try:
-                return self._served.stub.ExportWeights(request)
+                return export(self._served.stub, self._name)
             except grpc.RpcError as error:
                 assert error.code() == grpc.StatusCode.UNAVAILABLE, error
                 return None
-        answer = wait_for(written, "an export")
-        self.exported.append((answer.step, load_file(os.path.join(answer.path, "model.safetensors"))))
-        shutil.rmtree(answer.path)
+        self.exported.append(wait_for(written, "an export"))
 
     def _status(self, index):
         if index not in self._answers:
@@ -108,7 +90,7 @@ class Crowd:
         return self._answers[index]
 
     def was_cancelled(self, index):
-        return _word(self._status(index), "state") == "CANCELLED"
+        return word(self._status(index), "state") == "CANCELLED"
 
     def order(self, begin):
         """[(number, the model's steps that it made)] in the order of the steps, of which the first is begin + 1. A request that was
@@ -116,9 +98,9 @@ class Crowd:
         made = {}
         for index in range(len(self.requests)):
             status = self._status(index)
-            assert _word(status, "state") in ("DONE", "CANCELLED"), status
+            assert word(status, "state") in ("DONE", "CANCELLED"), status
             if not self.was_cancelled(index):
-                made[index] = [step.step for step in status.result.steps if _word(step, "outcome") == "APPLIED"]
+                made[index] = [step.step for step in status.result.steps if word(step, "outcome") == "APPLIED"]
                 assert len(made[index]) == status.steps_applied, status
         rest = set(range(begin + 1, self.step() + 1)).difference(*made.values())
         for index in set(range(len(self.requests))) - set(made):

@@ -11,15 +11,14 @@ import threading
 import time
 
 import grpc
-import torch
 
-from e2e.errors.server import wait_for
+from e2e.errors.server import wait_for, word
 from e2e.own_loopback import channel_to
 from e2e.recovery.durable_run import DurableRun
 from golden.crowd import Crowd, at_once
 from golden.pair import FORWARD, WEIGHT, Pair, deviations, tensor_deviation
 from golden.random_requests import Draw
-from oracle import hf64, models, requests, step
+from oracle import models, requests
 from stemma import _proto
 from stemma._stub import TrainingStub
 
@@ -136,8 +135,7 @@ class Served:
         wait_for(lambda: self._state() == "IDLE", "steps that were computed again")
 
     def _state(self):
-        model = self.stub.GetModel(_proto.GetModelRequest(), wait_for_ready=True)
-        return model.DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number[model.state].name
+        return word(self.stub.GetModel(_proto.GetModelRequest(), wait_for_ready=True), "state")
 
     def kill_all(self):
         self._channel.close()
@@ -248,14 +246,9 @@ class DrawnRun:
                                    self._spec.vocab, self._rng.randrange(2**31))
         self._tell("log-probs")
         actual = self._pair.product_log_probs(groups, 0.75, self._rng.choice(["AUTO", "REUSE", "DENSE"]))
-        expected = {}
-        for row in step.rows_of({"groups": groups}):
-            if row.response:
-                with torch.no_grad():
-                    logits = self._pair.model.logits(row.prompt, row.response)
-                    expected[row.id] = hf64.log_probs_and_entropy(logits, row.response, 0.75)
-        self._agree({what: tensor_deviation(values, {name: both[index] for name, both in expected.items()}) / FORWARD
-                     for index, (what, values) in enumerate(zip(["log-probs", "entropies"], actual))})
+        expected = self._pair.oracle_log_probs(groups, 0.75)
+        self._agree({what: tensor_deviation(*both) / FORWARD
+                     for what, *both in zip(["log-probs", "entropies"], actual, expected)})
 
     def loses_a_process(self):
         program = self._rng.choice(["stemma-server", "stemma-worker"])

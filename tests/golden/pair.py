@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from e2e.errors.server import Cluster
-from oracle import hf64, models, payload, training
+from oracle import hf64, models, payload, step, training
 from stemma import _proto, results
 from stemma.config import fill_message
 from stemma.groups import parts as encode
@@ -46,6 +46,21 @@ class Answer:
     waves: list = None  # the product's: [(suffixes of each wave, groups)] of each cluster
 
 
+def parts_of(request, request_id):
+    """The messages of the request's UpdateActor call."""
+    header = copy.deepcopy(request["header"])
+    header.setdefault("request", {})["request_id"] = request_id
+    return encode("update", fill_message(_proto.UpdateHeader(), header), request["groups"])
+
+
+def export(stub, name):
+    """(step, weights in float64) of the product, of which nothing stays on the disk."""
+    answer = stub.ExportWeights(_proto.ExportWeightsRequest(name=name, dtype="float64"))
+    weights = load_file(os.path.join(answer.path, "model.safetensors"))
+    shutil.rmtree(answer.path)
+    return answer.step, weights
+
+
 def _applied(history, field):
     return [getattr(outcome, field) for outcome in history if outcome.outcome == "APPLIED"]
 
@@ -72,13 +87,11 @@ class Pair:
         """Sends the request; (Answer, the messages that were sent). `afterwards` is called between its answer and the export of the
         weights."""
         number = next(self._numbers)
-        header = copy.deepcopy(request["header"])
-        header.setdefault("request", {})["request_id"] = f"golden/{number}"
-        parts = encode("update", fill_message(_proto.UpdateHeader(), header), request["groups"])
+        parts = parts_of(request, f"golden/{number}")
         status = self.cluster.stub.UpdateActor(iter(parts), timeout=300)
         result = results.update_result(status)
         log_probs = {}
-        if header.get("return_log_probs"):
+        if request["header"].get("return_log_probs"):
             stream = self.cluster.stub.ReadResults(_proto.ReadResultsRequest(request_id=status.request_id))
             log_probs = {name: torch.tensor(list(answer.log_probs), dtype=torch.float64)
                          for name, answer in results.log_probs(stream).items() if len(answer.log_probs)}
@@ -100,6 +113,16 @@ class Pair:
         return tuple({answer.rollout_id: torch.tensor(list(values(answer)), dtype=torch.float64) for answer in answers}
                      for values in (lambda answer: answer.log_probs, lambda answer: answer.entropy))
 
+    def oracle_log_probs(self, groups, temperature):
+        """As product_log_probs, of the oracle."""
+        found = {}
+        for row in step.rows_of({"groups": groups}):
+            if row.response:
+                with torch.no_grad():
+                    logits = self.model.logits(row.prompt, row.response)
+                    found[row.id] = hf64.log_probs_and_entropy(logits, row.response, temperature)
+        return tuple({name: both[index] for name, both in found.items()} for index in (0, 1))
+
     def oracle(self, request, orders, rules=training.Rules()):
         """Trains the oracle on the request; its Answer."""
         history = self.trainer.update(request, orders, rules)
@@ -118,10 +141,7 @@ class Pair:
 
     def exported(self, name):
         """The product's weights in float64."""
-        path = self.cluster.stub.ExportWeights(_proto.ExportWeightsRequest(name=name, dtype="float64")).path
-        weights = load_file(os.path.join(path, "model.safetensors"))
-        shutil.rmtree(path)
-        return weights
+        return export(self.cluster.stub, name)[1]
 
     def send(self, request, afterwards=lambda: None):
         """Both sides train on it: (product's Answer, oracle's Answer). `afterwards`: see product()."""

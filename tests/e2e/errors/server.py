@@ -52,6 +52,11 @@ def start(folder, *flags, data=None, **options):
     return result.returncode, result.stderr
 
 
+def word(message, field):
+    """The name of an enum's value."""
+    return message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number[getattr(message, field)].name
+
+
 class Cluster:
     """`fake`: the worker that hangs and dies on demand (tests/testing/fake_worker), else stemma-worker. `worker`: whether
     one is started; else the test plays one (played_worker.py) or starts it later. `data`: the data directory.
@@ -130,8 +135,7 @@ class Cluster:
         return self.stub.GetModel(_proto.GetModelRequest())
 
     def state(self):
-        model = self.model()
-        return model.DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number[model.state].name
+        return word(self.model(), "state")
 
     def said(self):
         self.log.flush()
