@@ -6,7 +6,6 @@ closures: they cross processes, as trainers' configurations do.
 
 import functools
 import math
-import numbers
 
 from . import _arrays
 from .config import whole

@@ -64,7 +64,7 @@ class CancelAtPoll {
  public:
   CancelAtPoll(int rank, int polls) : rank_(rank), left_(polls) {}
 
-  // For InProcessOptions::edit_hooks.
+  // Returns what InProcessOptions::edit_hooks takes.
   auto Hook() {
     return [this](int rank, EngineHooks& hooks) {
       if (rank != rank_) return;
