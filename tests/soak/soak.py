@@ -55,7 +55,7 @@ TABLE = (
           ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/golden/random_requests_test.py"),
           (("STEMMA_GOLDEN_SEED", "{seed}"), ("STEMMA_GOLDEN_COUNT", "36"))),
     Entry("runs", "whole runs on drawn meshes and settings, killed and moved on the way: the weights of the oracle",
-          ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/golden/drawn_runs_test.py", "-k", "drawn_run"),
+          ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/golden/drawn_runs_test.py", "-k", "has_the_weights"),
           (("STEMMA_RUNS_SEED", "{seed}"), ("STEMMA_RUNS_COUNT", "20"))),
     Entry("faults", "losses of a rank of two: the truth in time, and the gang serves again",
           ("{python}", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/e2e/gang/gang_faults_test.py"),
