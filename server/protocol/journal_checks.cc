@@ -42,6 +42,21 @@ bool Applies(const KeptRequest& kept) {
                      [](const KeptStep& step) { return step.decision().outcome() == v1::StepResult::APPLIED; });
 }
 
+// Checks that the last step alone may not be applied yet, and is of an open request: a step is decided once the one
+// before it was applied, and a request ends once all of its own were.
+absl::Status CheckApplied(const JournalState& state) {
+  const KeptRequest* waits = nullptr;
+  for (const KeptRequest& kept : state.kept()) {
+    for (const KeptStep& step : kept.steps()) {
+      if (waits != nullptr) return Wrong(absl::StrCat("a step of ", waits->request_id(), " was passed over"));
+      if (step.applied()) continue;
+      if (!kept.open()) return Wrong(absl::StrCat(kept.request_id(), " ended before its last step was applied"));
+      waits = &kept;
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Steps in their order: each that is applied counts one more, and the last of them is the lineage's.
 absl::Status CheckSteps(const JournalState& state) {
   bool any = false;
@@ -97,7 +112,8 @@ absl::Status CheckJournalState(const JournalState& state) {
   }
   if (state.lineage().empty() && (state.step() > 0 || state.kept_size() > 0)) return Wrong("steps of no lineage");
   RETURN_IF_ERROR(CheckCheckpoints(state));
-  return CheckSteps(state);
+  RETURN_IF_ERROR(CheckSteps(state));
+  return CheckApplied(state);
 }
 
 }  // namespace stemma::server

@@ -27,7 +27,8 @@ void AddKept(const std::string& id, bool open, std::vector<std::pair<uint32_t, u
   kept.set_request_id(id);
   kept.set_open(open);
   for (const auto& [k, step] : steps) {
-    internal::v1::StepCommitted& decision = *kept.add_steps()->mutable_decision();
+    kept.add_steps()->set_applied(true);
+    internal::v1::StepCommitted& decision = *kept.mutable_steps()->rbegin()->mutable_decision();
     decision.set_k(k);
     decision.set_step(step);
     decision.set_outcome(v1::StepResult::APPLIED);
@@ -46,6 +47,7 @@ JournalState GoodState() {
   AddKnown("failed", v1::FAILED, state);
   AddKnown("b", v1::APPLIED, state);
   AddKept("b", /*open=*/true, {{0, 4}, {2, 5}}, state);
+  state.mutable_kept()->rbegin()->mutable_steps(1)->set_applied(false);  // decided, and not applied yet
   AddKnown("waits", v1::ACCEPTED, state);
   for (const char* name : {"one", "two"}) state.add_checkpoints()->set_name(name);
   return state;
@@ -87,6 +89,9 @@ TEST(JournalChecksTest, WhatNoServerLeavesIsRefusedByWhatIsWrong) {
        [](JournalState& s) { s.mutable_kept(2)->mutable_steps(0)->mutable_decision()->set_step(3); }},
       {"step 4 of b follows step 1", [](JournalState& s) { s.mutable_kept()->DeleteSubrange(1, 1); }},
       {"k=0 of a", [](JournalState& s) { s.mutable_kept(1)->mutable_steps(1)->mutable_decision()->set_k(0); }},
+      {"a step of b was passed over", [](JournalState& s) { s.mutable_kept(2)->mutable_steps(0)->set_applied(false); }},
+      {"a ended before", [](JournalState& s) { s.mutable_kept(1)->mutable_steps(1)->set_applied(false); }},
+      {"old ended before", [](JournalState& s) { s.mutable_kept(0)->mutable_steps(0)->set_applied(false); }},
       {"checkpoint one is there twice", [](JournalState& s) { s.mutable_checkpoints(1)->set_name("one"); }},
       {"is not a valid name", [](JournalState& s) { s.mutable_checkpoints(1)->set_name("../one"); }},
       {"checkpoint two is at step 6, beyond step 5",
