@@ -18,18 +18,28 @@ _UNSURE = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")  # codes after which
 
 
 class Line:
-    """A request's line in a trace; called with the error where it could not be written and nobody else hears of it."""
+    """One request's line in the traces of a recorder, however often it is tried; called with the error where a trace that was to write
+    it later could not."""
 
-    def __init__(self, on_failure):
-        self.entries = []  # a trace's for each line that it takes of this request: two, where one recorder writes to two traces
-        self._on_failure = on_failure
+    def __init__(self, request_id, digest):
+        self.digest, self._request_id = digest, request_id
+        self.entries = {}  # a TraceWriter's own, by which it knows whether it has the line: two, where one recorder writes to two traces
+        self.lock = threading.Lock()  # of the last try; held while that goes on
+        self.is_done = False  # whether write_parts came to its end, which reached every trace
 
     def __call__(self, error):
-        self._on_failure(error)
+        self.is_done = False
+        if isinstance(error, Exception):  # another ends the process and so is heard of
+            self.warn(error, stacklevel=1)
 
-    def is_kept(self):
-        """Whether every trace that took it has it, or will write it or tell of its failure; not where none took it."""
-        return bool(self.entries) and all(entry.is_kept() for entry in self.entries)
+    def is_written(self):
+        """Whether nothing is left to do. The traces say so themselves: a Ctrl-C may come before anybody hears that one of them failed."""
+        return self.is_done and all(entry.is_whole() for entry in tuple(self.entries.values()))
+
+    def warn(self, error, stacklevel):
+        """Warns that the recorder raised, which may be behind the end of its line, or when one of two traces has it."""
+        warn(f"request {self._request_id} was accepted, and may not be recorded: the recorder raised {type(error).__name__}: {error}",
+             stacklevel + 1)
 
 
 class Recording:
@@ -53,29 +63,17 @@ class Recording:
         """
         if self._recorder is None:
             return
-        claim = object()
-        line = Line(lambda error: self._failed(request_id, parts, claim, error, stacklevel=1))
-        later = {"on_failure": line} if self._tells_later else {}
-        try:
-            if self._memory.is_new(request_id, _digest(parts), claim):
-                self._recorder.write_parts(parts, **later)
-        except BaseException as error:
-            if not line.is_kept():
-                self._failed(request_id, parts, claim, error, stacklevel + 1)
-            elif isinstance(error, Exception):  # of what the recorder does beside its trace
-                warn(f"request {request_id} was accepted and recorded, and then the recorder raised {type(error).__name__}: {error}",
-                     stacklevel + 1)
-            if not isinstance(error, Exception):
-                raise
-
-    def _failed(self, request_id, parts, claim, error, stacklevel):
-        """Takes back that a request was written, and warns, unless the error ends the process and so is heard of."""
-        self._memory.forget(request_id, claim)
-        if not isinstance(error, Exception):
-            self._memory.keep(request_id, parts)
-            return
-        warn(f"request {request_id} was accepted, and the recorder could not write it: {type(error).__name__}: {error}",
-             stacklevel + 1)
+        lock = threading.Lock()
+        with lock:  # which lets go of it wherever a Ctrl-C comes
+            line = self._memory.begin(request_id, parts, lock)
+            if line is None:
+                return
+            try:
+                self._recorder.write_parts(parts, **({"on_failure": line} if self._tells_later else {}))
+                line.is_done = True
+            except Exception as error:
+                line.warn(error, stacklevel + 1)
+        self._memory.settle()
 
     @contextlib.contextmanager
     def sending(self, request_id, parts, lost):
@@ -106,42 +104,51 @@ def _is_refusal(error, lost):
 
 
 class _Memory:
-    """What a recorder has: the payload last written under each id; and the messages of the newest requests that a server may
-    have, and the recorder has not."""
+    """What a recorder has: the Line of the payload last accepted under each id; and the messages of the newest requests that a server
+    may have, and the recorder has not."""
 
     def __init__(self):
-        self._digests, self._parts = {}, {}  # by request_id, in the order in which they came; (digest, claim), and messages
+        self._lines, self._parts = {}, {}  # by request_id, in the order in which they came
         self._unheard = {}  # likewise: the digest of what a server may have, None where it may have one of several
         self._lock = threading.RLock()  # a signal's handler may send a request, too
 
-    def is_new(self, request_id, digest, claim):
-        """Whether this payload is not the last of the id, and then makes it so. A server takes another one under an id whose
-        weights are lost.
+    def begin(self, request_id, parts, lock):
+        """Gives the Line of an accepted payload to the try that is to write it, and keeps the messages until it is written; None where
+        it is, or where another try is at it. A server takes another payload under an id whose weights are lost.
 
-        claim   an object of the caller's own, by which forget() knows that this call made it so
+        lock    is held while the try goes on
         """
-        with self._lock:
-            self._parts.pop(request_id, None)
-            self._unheard.pop(request_id, None)
-            if request_id in self._digests and self._digests[request_id][0] == digest:
-                return False
-            _add(self._digests, request_id, (digest, claim), _IDS_MAX)
-            return True
-
-    def forget(self, request_id, claim):
-        """Takes back what is_new() of this claim did."""
-        with self._lock:
-            if request_id in self._digests and self._digests[request_id][1] is claim:
-                del self._digests[request_id]
-
-    def keep(self, request_id, parts):
-        """Keeps the messages, but not under an id that has a payload, nor those of two payloads under one id: which of the two a
-        server has, only that one knows."""
         digest = _digest(parts)
         with self._lock:
-            if request_id in self._digests:
+            self._unheard.pop(request_id, None)
+            line = self._lines.get(request_id)
+            if line is None or line.digest != digest:
+                line = Line(request_id, digest)
+                _add(self._lines, request_id, line, _IDS_MAX)
+            if line.is_written() or line.lock.locked():
+                return None
+            line.lock = lock
+            _add(self._parts, request_id, parts)
+            return line
+
+    def settle(self):
+        """Lets the messages go of what is written, and the oldest where there are too many."""
+        with self._lock:
+            for request_id in list(self._parts):
+                line = self._lines.get(request_id)
+                if line is not None and line.is_written():
+                    self._parts.pop(request_id, None)
+            _trim(self._parts, _UNHEARD_MAX)
+
+    def keep(self, request_id, parts):
+        """Keeps the messages, but not those of a payload that is written, nor of two payloads under one id: which of the two a server
+        has, only that one knows."""
+        digest = _digest(parts)
+        with self._lock:
+            line = self._lines.get(request_id)
+            if line is not None and line.is_written():
                 return
-            is_sure = self._unheard.get(request_id, digest) == digest
+            is_sure = self._unheard.get(request_id, digest if line is None else line.digest) == digest
             _add(self._unheard, request_id, digest if is_sure else None, _IDS_MAX)
             self._parts.pop(request_id, None)
             if is_sure:
@@ -179,10 +186,16 @@ def _memory_of(recorder):
         return _MEMORIES[key]
 
 
-def _add(newest, key, value, count_max):
+def _add(newest, key, value, count_max=None):
     """Adds it to a dict as its newest."""
     newest.pop(key, None)
     newest[key] = value
+    if count_max is not None:
+        _trim(newest, count_max)
+
+
+def _trim(newest, count_max):
+    """Drops the oldest."""
     while len(newest) > count_max:
         del newest[next(iter(newest))]
 

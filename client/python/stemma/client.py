@@ -56,9 +56,9 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         retry_delay_s   the first pause between two tries; it doubles up to 5 s
         recorder        a stemma.trace.TraceWriter that keeps every update request that a server accepted, once however often
                         it is sent under one request_id, by whichever clients of one server have it; or what has its
-                        write_parts(parts). Where that raises, a warning says so, and the request goes on. One whose
-                        submit ended before it heard of that is written where it is sent again, or where attach finds it
-                        and neither this process nor another sent anything else under its id
+                        write_parts(parts). Where that raises, a warning says so, and the request goes on. What it lacks,
+                        then or because submit ended before, is written where the request is sent again, or where attach
+                        finds it and neither this process nor another sent anything else under its id
         connect_timeout_s   how long the first call waits for a server before it says that there is none
         follow_lineage  go on with whatever weights the server has, also after those trained so far are lost
         recovery_timeout_s  how long a call waits for a server that starts or recovers: that loads its model, computes its

@@ -57,6 +57,10 @@ class TraceWriter:
         on_failure  where a signal's handler writes in the middle of its thread's line, the thread writes the handler's next;
                     on_failure(error) is called if that fails. None: a warning says so
         """
+        entries = on_failure.entries if isinstance(on_failure, Line) else {}
+        known = entries.get(id(self._lines))
+        if known is not None and known.is_kept():
+            return  # another try brought it, which was interrupted, or could not write to another trace
         header = _set_fields(parts[0].update)
         header.pop("request", None)
         header.pop("num_groups", None)
@@ -71,8 +75,7 @@ class TraceWriter:
                 pieces += ["," if num_rollouts else "", _dumps(_rollout(rollout, as_numbers, where))]
                 num_rollouts += 1
         entry = _Entry(self._lines, on_failure or _warn_of)
-        if isinstance(on_failure, Line):
-            on_failure.entries.append(entry)
+        entries[id(self._lines)] = entry  # which holds that list: no other trace gets its id()
         self._write([*pieces, "]}]}" if num_groups else "]}"], entry)
 
     def close(self) -> None:
@@ -186,9 +189,14 @@ class _Entry:
         self.is_cut = False  # whether it was taken back before it was whole
         self.on_failure, self._lines = on_failure, lines
 
+    def is_whole(self):
+        """Whether the line is in the file."""
+        return self.end is not None and not self.is_cut
+
     def is_kept(self):
-        """Whether the line is whole, or will be written or its failure told."""
-        return not self.is_cut and (self.end is not None or any(entry is self for _, entry in self._lines))
+        """Whether it is, or will be written or its failure told."""
+        waits = any(entry is self for _, entry in tuple(self._lines))  # before the end is looked at, which another thread may reach
+        return not self.is_cut and (waits or self.end is not None)
 
 
 def _whole(end):

@@ -3,29 +3,31 @@
 import contextlib
 import itertools
 import linecache
+import re
 import sys
 import threading
 import warnings
 
 import grpc
+import pytest
 import stemma
 from stemma import _future, _recording, client
 
 from client_test import GROUPS as REWARDED, status
 from fake_server import FakeServer, abort
-from recorder_test import Disk
+from recorder_test import Both, Disk
 from trace_test import GROUPS, sent_parts
 
 
 class Interrupts:
-    """Raises KeyboardInterrupt before the nth line that the recorder's code runs from now on, as Ctrl-C may: not at a `try:`, where
-    Python looks at no signal."""
+    """Raises KeyboardInterrupt before the nth line that the recorder's code runs from now on, as Ctrl-C may: not at a `try:`, nor where
+    the `with` of a lock ends, where Python looks at no signal."""
 
     FILES = (_recording.__file__, stemma.trace.__file__)
 
     def __init__(self, nth, function=None, files=FILES):
         """function: the name of the one whose lines count; None: all. files: that have them."""
-        self.left, self.at, self._function, self._files = nth, None, function, files
+        self.left, self.at, self.text, self._function, self._files = nth, None, None, function, files
 
     def __enter__(self):
         sys.settrace(self._call)
@@ -35,18 +37,38 @@ class Interrupts:
         sys.settrace(None)
 
     def _call(self, frame, _event, _argument):
-        is_meant = frame.f_code.co_filename in self._files and self._function in (None, frame.f_code.co_name)
-        return self._line if is_meant else None
+        if frame.f_code.co_filename not in self._files or self._function not in (None, frame.f_code.co_name):
+            return None
+        held = set()  # lines of this frame at which it took a lock
 
-    def _line(self, frame, event, _argument):
-        if event != "line" or linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() == "try:":
-            return self._line
+        def line(frame, event, _argument):
+            if event == "line" and _looks_at_signals(frame, held):
+                self._count(frame)
+            return line
+
+        return line
+
+    def _count(self, frame):
         self.left -= 1
         if self.left == 0:
-            self.at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            self.at, self.text = f"{frame.f_code.co_filename}:{frame.f_lineno}", _text(frame)
             sys.settrace(None)
             raise KeyboardInterrupt
-        return self._line
+
+
+def _text(frame):
+    """The line at which it is, without what is said of it."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).partition("#")[0].strip()
+
+
+def _looks_at_signals(frame, held):
+    """Whether Python may raise before the line. held: gets the lines of locks that are taken."""
+    text = _text(frame)
+    if not re.fullmatch(r"with .*lock:", text):
+        return text != "try:"
+    ends = frame.f_lineno in held
+    held.add(frame.f_lineno)
+    return not ends
 
 
 def test_ctrl_c_anywhere_while_the_recorder_writes_leaves_the_request_once(tmp_path):
@@ -83,23 +105,43 @@ def test_ctrl_c_anywhere_where_it_is_recorded_already_writes_nothing(tmp_path):
     assert nth > 10 and len(list(stemma.trace.read(tmp_path / "t.jsonl"))) == 1
 
 
-def test_ctrl_c_anywhere_leaves_a_request_that_a_signals_handler_sent_meanwhile_once_too(tmp_path):
-    """The handler's line waits in the trace until its thread's own is whole."""
+def send(recording, request_id, parts):
+    """What submit does once a server has accepted it."""
+    with recording.sending(request_id, parts, []):
+        recording.write(request_id, parts, 1)
+
+
+@pytest.mark.parametrize("num_traces, full_after", [(1, None), (2, None), (1, b"]}]}"), (1, b"\n"), (2, b"\n")])
+def test_ctrl_c_anywhere_leaves_a_request_and_what_a_signals_handler_sent_meanwhile_once_in_each_trace(tmp_path, num_traces, full_after):
+    """The handler's line waits in the first trace until its thread's own is whole. A disk that is full keeps out its thread's, or the
+    handler's behind it. What attach finds is written then, and sent again it is not written twice."""
     outer, inner = sent_parts(GROUPS[:1]), sent_parts(GROUPS[:1])
     inner[0].update.ppo_epochs = 2
+    paths = [tmp_path / f"{index}.jsonl" for index in range(num_traces)]
+
+    def check(at):
+        for path in paths:
+            epochs = sorted(header.get("ppo_epochs", 1) for header, _ in stemma.trace.read(path))
+            assert epochs == [1, 2], f"{path.name} after a Ctrl-C at {at}"
+
     for nth in itertools.count(1):
-        with stemma.trace.TraceWriter(tmp_path / "t.jsonl") as recorder:
-            recording, disk = _recording.Recording(recorder), Disk()
-            recorder._file, disk.file = disk, recorder._file
-            disk.then = [lambda: recording.write("inner", inner, 1)]
-            with contextlib.suppress(KeyboardInterrupt), Interrupts(nth) as interrupts:
-                recording.write("outer", outer, 1)
-            disk.then = []
+        with contextlib.ExitStack() as stack:
+            traces = [stack.enter_context(stemma.trace.TraceWriter(path)) for path in paths]
+            recording, disk = _recording.Recording(Both(*traces) if num_traces > 1 else traces[0]), Disk()
+            traces[0]._file, disk.file = disk, traces[0]._file
+            disk.then, disk.full_after = [lambda: send(recording, "inner", inner)], full_after
+            with contextlib.suppress(KeyboardInterrupt), warnings.catch_warnings(), Interrupts(nth) as interrupts:
+                warnings.simplefilter("ignore")  # that a disk is full
+                send(recording, "outer", outer)
+            traces[0]._file = disk.file
+            recording.found("outer", 1)
+            recording.found("inner", 1)
+            if disk.then:  # the handler did not come
+                send(recording, "inner", inner)
+            check(interrupts.at)
             for request_id, parts in (("outer", outer), ("inner", inner)):
-                recording.found(request_id, 1)
                 recording.write(request_id, parts, 1)
-        epochs = sorted(header.get("ppo_epochs", 1) for header, _ in stemma.trace.read(tmp_path / "t.jsonl"))
-        assert epochs == [1, 2], interrupts.at
+            check(interrupts.at)
         if interrupts.at is None:
             break
     assert nth > 400
@@ -182,3 +224,29 @@ def test_a_signals_handler_calls_while_its_thread_notes_what_it_has_seen():
         thread.start()
         thread.join(5)
         assert not thread.is_alive()
+
+
+def test_ctrl_c_between_two_lines_is_told_to_who_waits_for_the_second(tmp_path):
+    """One that comes when the lines are dealt with, and who waits is about to be told, is not."""
+    path, behind = tmp_path / "t.jsonl", ("self._lines.clear()", "_tell(failed, entry)")
+    second = sent_parts(GROUPS)
+    second[0].update.ppo_epochs = 2
+    for nth in itertools.count(1):
+        waiting, told = [], []
+
+        def wait():
+            trace.write_parts(second, on_failure=told.append)
+            waiting.append(True)
+
+        with stemma.trace.TraceWriter(path) as trace:
+            disk = Disk()
+            trace._file, disk.file = disk, trace._file
+            disk.then = [wait]
+            with contextlib.suppress(KeyboardInterrupt), Interrupts(nth, "_write") as interrupts:
+                trace.write_parts(sent_parts(GROUPS))
+        if waiting and interrupts.text not in behind:
+            epochs = [header.get("ppo_epochs") for header, _ in stemma.trace.read(path)]
+            assert epochs.count(2) + len(told) == 1, interrupts.at
+        if interrupts.at is None:
+            break
+    assert nth > 20

@@ -19,7 +19,7 @@ def test_a_recorder_that_cannot_write_hides_no_accepted_request(tmp_path):
     recorder = stemma.trace.TraceWriter(tmp_path / "trace.jsonl")
     recorder.close()
     with FakeServer(ACCEPTED) as server, stemma.Client(server.address, recorder=recorder) as client:
-        with pytest.warns(RuntimeWarning, match="request r was accepted, and the recorder could not write it"):
+        with pytest.warns(RuntimeWarning, match="request r was accepted, and may not be recorded: the recorder raised ValueError"):
             assert update(client, wait=False, request_id="r").request_id == "r"
 
 
@@ -30,7 +30,7 @@ def test_a_recorder_that_fails_where_warnings_are_errors_takes_no_future_away(tm
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert update(client, wait=False, request_id="r").request_id == "r"
-    assert "request r was accepted, and the recorder could not write it" in caplog.text
+    assert "request r was accepted, and may not be recorded: the recorder raised ValueError" in caplog.text
 
 
 class Recorder:
@@ -106,7 +106,7 @@ def test_a_request_of_a_signals_handler_that_a_full_disk_keeps_out_is_the_one_th
     with FakeServer(ACCEPTED) as server, stemma.Client(server.address, recorder=recorder) as client, recorder:
         disk.then = [lambda: update(client, wait=False, request_id="inner", epochs=2)]
         disk.full_after = b"\n"
-        with pytest.warns(RuntimeWarning, match="request inner was accepted, and the recorder could not write it: OSError: full"):
+        with pytest.warns(RuntimeWarning, match="request inner was accepted, and may not be recorded: the recorder raised OSError: full"):
             update(client, wait=False, request_id="outer")
         for options in ({"request_id": "outer"}, {"request_id": "inner", "epochs": 2}) * 2:
             update(client, wait=False, **options)
@@ -124,7 +124,7 @@ class Uploading(stemma.trace.TraceWriter):
 def test_what_a_recorder_raises_behind_its_line_is_a_warning_and_the_request_is_recorded_once(tmp_path):
     with FakeServer(ACCEPTED) as server, Uploading(tmp_path / "t.jsonl") as recorder:
         with stemma.Client(server.address, recorder=recorder) as client:
-            with pytest.warns(RuntimeWarning, match="request r was accepted and recorded, and then the recorder raised OSError: the archive"):
+            with pytest.warns(RuntimeWarning, match="request r was accepted, and may not be recorded: the recorder raised OSError: the archive"):
                 update(client, wait=False, request_id="r")
             update(client, wait=False, request_id="r")
     assert len(list(stemma.trace.read(tmp_path / "t.jsonl"))) == 1
@@ -153,7 +153,7 @@ def test_a_recorder_of_two_traces_leaves_each_its_own_lines_where_a_disk_is_full
         full = Disk()
         shorter._file, full.file, full.full_after = full, shorter._file, b"\n"
         shorter.write_parts(parts)
-        with pytest.warns(RuntimeWarning, match="request s was accepted, and the recorder could not write it: OSError: full"):
+        with pytest.warns(RuntimeWarning, match="request s was accepted, and may not be recorded: the recorder raised OSError: full"):
             _recording.Recording(Both(longer, shorter)).write("s", parts, 1)
     assert [len(list(stemma.trace.read(path))) for path in paths] == [3, 2]
 
