@@ -137,7 +137,9 @@ def test_g18_both_read_the_same_of_what_a_config_leaves_out_or_has_as_null(tmp_p
     {"model_type": "gpt2"}, {"model_type": None}, {"hidden_size": 0}, {"vocab_size": None}, {"intermediate_size": 1.5},
     {"num_hidden_layers": True}, {"num_attention_heads": "4"}, {"num_key_value_heads": -2}, {"num_attention_heads": 10, "head_dim": None},
     {"head_dim": 5}, {"head_dim": 1}, {"head_dim": 4098}, {"hidden_size": 2**20 + 8}, {"hidden_size": 10**300}, {"num_hidden_layers": 2**14 + 1},
-    {"intermediate_size": 2**22 + 1}, {"vocab_size": 2**31}, {"num_attention_heads": 2**17}], ids=lambda changed: str(changed)[:40])
+    {"intermediate_size": 2**22 + 1}, {"vocab_size": 2**31}, {"num_attention_heads": 2**17}, {"max_position_embeddings": None},
+    {"max_position_embeddings": 0}, {"hidden_act": "gelu"}, {"hidden_act": ["silu"]}, {"tie_word_embeddings": "no"},
+    {"tie_word_embeddings": 0}, {"hidden_size": 2**20, "vocab_size": 2**31 - 1}], ids=lambda changed: str(changed)[:40])
 def test_g18_a_model_that_cannot_be_counted_is_refused_by_both(tmp_path, changed):
     path, rollouts = tmp_path / "config.json", tmp_path / "rollouts.jsonl"
     path.write_text(json.dumps({**TINY, **changed}))
@@ -145,6 +147,29 @@ def test_g18_a_model_that_cannot_be_counted_is_refused_by_both(tmp_path, changed
     assert run("bound", rollouts, "--model", path).returncode == 2
     with pytest.raises(ValueError, match=f"^{path}: {next(iter(changed))} is "):
         stemma.bound(rollouts, path)
+
+
+@pytest.mark.parametrize("family, count_more", [("llama", 0), ("mistral", 0), ("qwen2", 6), ("qwen3", 4)])
+@pytest.mark.parametrize("tied", [{}, {"tie_word_embeddings": None}, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}])
+def test_g18_both_count_a_model_of_up_to_2_to_the_50_parameters(tmp_path, family, count_more, tied):
+    """The layer's matrices, norms and the last norm are 14 hidden_size; the embeddings' rows make 2^50 of it, but for a family's own
+    norms or biases of so few."""
+    path, rollouts = tmp_path / "config.json", tmp_path / "rollouts.jsonl"
+    rollouts.write_text('{"prompt": 3, "responses": [2]}\n')
+    embeddings = 1 if tied.get("tie_word_embeddings") else 2
+    for rows_less in range(2):
+        config = {**TINY, **tied, "model_type": family, "hidden_act": "silu", "hidden_size": 2**19 // embeddings, "num_hidden_layers": 1,
+                  "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 1, "sliding_window": None,
+                  "vocab_size": 2**31 - 14 // embeddings - rows_less}
+        path.write_text(json.dumps(config))
+        result = run("bound", rollouts, "--model", path, "-o", "json")
+        if rows_less or not count_more:
+            assert result.returncode == 0, result.stderr
+            agree(json.loads(result.stdout), stemma.bound(rollouts, path).as_dict(), config)
+        else:
+            assert result.returncode == 2 and "parameters" in result.stderr
+            with pytest.raises(ValueError, match=f"^{path}: hidden_size is .*: the sizes make {2**50 + count_more} parameters"):
+                stemma.bound(rollouts, path)
 
 
 def test_g18_a_trace_is_read_by_both_and_as_a_module(tmp_path):

@@ -106,7 +106,8 @@ def bound(groups, model=None) -> Bound:
 
 # The largest sizes that the server reads of a config (common/model/model_config.cc).
 _SIZES_MAX = {"hidden_size": 1 << 20, "num_hidden_layers": 1 << 14, "intermediate_size": 1 << 22, "vocab_size": (1 << 31) - 1,
-              "num_attention_heads": 1 << 16, "num_key_value_heads": 1 << 16, "head_dim": 1 << 12}
+              "num_attention_heads": 1 << 16, "num_key_value_heads": 1 << 16, "head_dim": 1 << 12, "max_position_embeddings": (1 << 31) - 1}
+_PARAMETERS_MAX = 1 << 50
 
 
 class _Shape:
@@ -128,6 +129,21 @@ class _Shape:
         self.queries = heads * head
         self.keys = self._key_heads(config, family, heads) * self.queries // heads
         self.layer_weights = self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.ffn)
+        self._check(config, family, head)
+
+    def _check(self, config, family, head):
+        """Refuses what the server does not train, and FLOPs do not show."""
+        self._size(config, "max_position_embeddings")
+        activation, tied = config.get("hidden_act"), config.get("tie_word_embeddings")
+        if activation not in (None, "silu"):
+            raise ValueError(f"{self._source}: hidden_act is {_arrays.shown(activation)}, must be silu")
+        if tied is not None and not isinstance(tied, bool):
+            raise ValueError(f"{self._source}: tie_word_embeddings is {_arrays.shown(tied)}, must be true or false")
+        vectors = 2 * self.hidden + {"qwen2": self.queries + 2 * self.keys, "qwen3": 2 * head}.get(family, 0)  # norms and biases
+        count = (1 if tied else 2) * self.vocab * self.hidden + self.layers * (self.layer_weights + vectors) + self.hidden
+        if count > _PARAMETERS_MAX:
+            raise ValueError(f"{self._source}: hidden_size is {self.hidden}: the sizes make {count} parameters, at most "
+                             f"{_PARAMETERS_MAX} are read")
 
     # What a config leaves out, and what null means there, is as the server reads it (common/model/model_config.cc): transformers
     # has another number for each family.
