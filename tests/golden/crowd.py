@@ -40,6 +40,7 @@ class Crowd:
         self._served, self._name = served, name
         self._parts = [parts_of(request, self._id(index)) for index, request in enumerate(requests)]
         self._answers = {}
+        self._told, self._cancelled = set(), set()  # numbers: those told to cancel, and those that were in time
 
     def _id(self, index):
         return f"{self._name}/{index}"
@@ -57,10 +58,10 @@ class Crowd:
         try:
             self._served.stub.UpdateActor(iter(self._parts[index]), timeout=_PATIENCE_S)
         except grpc.RpcError as error:
-            assert error.code() == grpc.StatusCode.CANCELLED, error
+            assert error.code() == grpc.StatusCode.CANCELLED and index in self._told, (index, error)
 
     def cancels(self, index, after_s):
-        """Cancels it once it is known, after so long; what has ended by then stays as it is."""
+        """Cancels it once it is known, after so long; what has ended by then stays as it is. The answer comes when it has ended."""
         time.sleep(after_s)
         request = _proto.CancelRequestRequest(request_id=self._id(index))
 
@@ -70,7 +71,9 @@ class Crowd:
             except grpc.RpcError as error:
                 assert error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE), error
                 return None
-        wait_for(told, "a request to cancel")
+        self._told.add(index)
+        if word(wait_for(told, "a request to cancel"), "state") == "CANCELLED":
+            self._cancelled.add(index)
 
     def exports(self, after_s):
         """Keeps (step, weights in float64)."""
@@ -94,16 +97,19 @@ class Crowd:
 
     def order(self, begin):
         """[(number, the model's steps that it made)] in the order of the steps, of which the first is begin + 1. A request that was
-        cancelled does not say which it made, only how many: they are those that no other made."""
+        cancelled does not say which it made, only how many: they are those that no other made. Those are cancelled of which the server said so
+        when it was told to, and no other."""
+        cancelled = {index for index in range(len(self.requests)) if self.was_cancelled(index)}
+        assert cancelled == self._cancelled, f"{cancelled} were cancelled, {self._cancelled} were answered so"
         made = {}
         for index in range(len(self.requests)):
             status = self._status(index)
             assert word(status, "state") in ("DONE", "CANCELLED"), status
-            if not self.was_cancelled(index):
+            if index not in cancelled:
                 made[index] = [step.step for step in status.result.steps if word(step, "outcome") == "APPLIED"]
                 assert len(made[index]) == status.steps_applied, status
         rest = set(range(begin + 1, self.step() + 1)).difference(*made.values())
-        for index in set(range(len(self.requests))) - set(made):
+        for index in cancelled:
             made[index] = sorted(rest)
             assert len(rest) == self._status(index).steps_applied, (rest, self._status(index))
         assert sorted(sum(made.values(), [])) == list(range(begin + 1, self.step() + 1)), made

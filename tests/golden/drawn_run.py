@@ -226,7 +226,7 @@ class DrawnRun:
             self._pair.cluster.wait_until_served(served)
         weights = {begin: self._pair.trainer.weights()}
         for index, steps in crowd.order(begin):
-            self._tell(f"  number {index} made steps {steps}")
+            self._tell(f"  number {index} made steps {steps}{' and was cancelled' if crowd.was_cancelled(index) else ''}")
             self._trains(crowd, index, steps, weights)
         assert crowd.step() == max(weights)
         for step_number, exported in crowd.exported:
