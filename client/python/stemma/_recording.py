@@ -168,7 +168,7 @@ def _takes_on_failure(write_parts):
         return False
 
 
-_MEMORIES = {}  # by id() of the recorder, while it lives: clients that share one write each request once
+_MEMORIES = {}  # by id() of the recorder, while it lives, (reference to it, memory): clients that share one write each request once
 _MEMORIES_LOCK = threading.RLock()
 
 
@@ -176,14 +176,12 @@ def _memory_of(recorder):
     """The memory of this very object: another that is equal to it, as dataclasses are, writes to another file."""
     key = id(recorder)
     with _MEMORIES_LOCK:
-        if key not in _MEMORIES:
+        known, memory = _MEMORIES.get(key, (None, None))
+        if known is None or known() is not recorder:  # another object may get an id(), and a Ctrl-C keep the first from being forgotten
             memory = _Memory()
-            try:
-                weakref.finalize(recorder, _MEMORIES.pop, key, None).atexit = False  # another object may get its id()
-            except TypeError:  # None, or what no weak reference can be made of
-                return memory
-            _MEMORIES[key] = memory
-        return _MEMORIES[key]
+            with contextlib.suppress(TypeError):  # of None, and of what no weak reference can be made of
+                _MEMORIES[key] = weakref.ref(recorder, lambda _, forget=_MEMORIES.pop: forget(key, None)), memory
+        return memory
 
 
 def _add(newest, key, value, count_max=None):

@@ -208,6 +208,16 @@ def test_a_recorder_that_is_gone_is_forgotten():
     assert key not in _recording._MEMORIES
 
 
+def test_a_recorder_that_gets_the_id_of_one_that_is_not_forgotten_has_a_memory_of_its_own(monkeypatch):
+    """A Ctrl-C may come where the first would be forgotten."""
+    first, second = Recorder(), Recorder()
+    _recording.Recording(first).write("r", sent_parts(GROUPS), 1)
+    monkeypatch.setitem(_recording._MEMORIES, id(second), _recording._MEMORIES[id(first)])
+    for _ in range(2):
+        _recording.Recording(second).write("r", sent_parts(GROUPS), 1)
+    assert len(second.ids) == 1
+
+
 FOUND = {**ACCEPTED, "GetRequest": lambda request, _: status(request.request_id, "ACCEPTED")}
 
 
