@@ -190,7 +190,7 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& path) {
   return config.ok() ? std::move(config) : Prefixed(file, config.status());
 }
 
-absl::StatusOr<ModelDirectory> OpenModelDirectory(const std::string& path) {
+absl::StatusOr<ModelDirectory> OpenModelWeights(const std::string& path) {
   struct stat info;
   if (stat(path.c_str(), &info) != 0) return ErrnoStatus("open model directory", path, errno);
   if (!S_ISDIR(info.st_mode)) return absl::NotFoundError(absl::StrCat(path, ": not a directory"));
@@ -204,11 +204,16 @@ absl::StatusOr<ModelDirectory> OpenModelDirectory(const std::string& path) {
   }
   ASSIGN_OR_RETURN(directory.shards, OpenShards(directory.path, directory.has_index));
   RETURN_IF_ERROR(CheckTensors(directory));
+  return directory;
+}
+
+absl::StatusOr<ModelDirectory> OpenModelDirectory(const std::string& path) {
+  ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelWeights(path));
   ASSIGN_OR_RETURN(OtherFiles others, FindOtherFiles(directory.path));
   directory.other_files = std::move(others.files);
   directory.left_out = std::move(others.left_out);
   if (directory.has_index) {
-    ASSIGN_OR_RETURN(directory.other_files[kIndex], ResolvePath(in(kIndex)));
+    ASSIGN_OR_RETURN(directory.other_files[kIndex], ResolvePath(absl::StrCat(directory.path, "/", kIndex)));
   }
   return directory;
 }

@@ -39,4 +39,8 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& path);
 // with the embedding: worker/model/weights_io.h).
 absl::StatusOr<ModelDirectory> OpenModelDirectory(const std::string& path);
 
+// Opens the config and the weights alone: other_files and left_out are empty, and what lies beside the weights may be
+// missing. For a checkpoint, of which nothing else is loaded. Errors: as OpenModelDirectory.
+absl::StatusOr<ModelDirectory> OpenModelWeights(const std::string& path);
+
 }  // namespace stemma

@@ -79,13 +79,19 @@ bool IsOtherFile(std::string_view name, bool has_code) {
          name.ends_with(".tiktoken") || (has_code && name.ends_with(".py"));
 }
 
-// Adds the file NAME of a folder of the directory. `folder`: "", or ends with '/'.
+// Adds the file NAME of a folder of the directory, if it is one. `folder`: "", or ends with '/'.
 absl::Status Add(const std::string& directory, const std::string& folder, const std::string& name, OtherFiles& found) {
   if (const absl::Status valid = CheckFileName(name); !valid.ok()) {
     found.left_out.push_back(absl::StrCat(folder, std::string(valid.message())));
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(found.files[absl::StrCat(folder, name)], ResolvePath(absl::StrCat(directory, "/", folder, name)));
+  ASSIGN_OR_RETURN(std::string path, ResolvePath(absl::StrCat(directory, "/", folder, name)));
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) {
+    found.left_out.push_back(absl::StrCat(folder, name, " is not a regular file"));
+    return absl::OkStatus();
+  }
+  found.files[absl::StrCat(folder, name)] = std::move(path);
   return absl::OkStatus();
 }
 

@@ -19,7 +19,7 @@ using FilesByName = std::map<std::string, std::string>;
 
 struct OtherFiles {
   FilesByName files;                  // config.json, generation, tokenizer, processor; not the index of the weights
-  std::vector<std::string> left_out;  // which of them have a name that CheckFileName refuses, and why
+  std::vector<std::string> left_out;  // which of them are not copied, and why
 };
 
 // `directory`: resolved. Errors: those of the file system, of links that lead nowhere too; PermissionDenied - the

@@ -368,9 +368,9 @@ void StepProtocol::OnRefused(uint32_t rank, const internal::v1::Refused& refused
   const std::string why = WorkerText(refused.message());
   p_.out.AddWarning(absl::StrCat("the worker refused ", StepText(refused.key()), ": ", why));
   RunningJob& running = p_.jobs.running();
-  if (running.TakeStopped(rank, refused.key())) return;
-  if (!running.Attempts(rank, refused.key())) return;
   const SessionId session = p_.gang.worker(rank).session;
+  if (running.TakeStopped(rank, refused.key())) return EndRefusedPrepare(session, why);
+  if (!running.Attempts(rank, refused.key())) return;
   // We cannot know whether the step was applied, so we drop this worker and let recovery decide.
   if (running.committed()) {
     return membership_->Close(session, absl::AbortedError("it refused an Apply"),
@@ -382,7 +382,11 @@ void StepProtocol::OnRefused(uint32_t rank, const internal::v1::Refused& refused
   }
   p_.jobs.FinishUpdate(record, v1::FAILED,
                        MakeError(Reason::kInternal, absl::StrCat("the worker refused the step: ", why)));
-  // The other ranks wait for it in the step's first collective, and nothing but their end ends that.
+  EndRefusedPrepare(session, why);
+}
+
+// Ends a rank that refused: the others wait for it in the step's first collective, and nothing but their end ends that.
+void StepProtocol::EndRefusedPrepare(SessionId session, const std::string& why) {
   if (p_.gang.num_ranks() == 1) return;
   membership_->Close(session, absl::AbortedError("it refused a Prepare"), absl::StrCat("it refused a Prepare: ", why));
 }

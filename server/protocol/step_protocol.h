@@ -51,6 +51,7 @@ class StepProtocol {
   void SendPrepare(UpdateRecord& record);
   void Decide(UpdateRecord& record, const internal::v1::Vote& vote);
   void OnNoVote(UpdateRecord& record, const internal::v1::Vote& vote, const std::string& problem);
+  void EndRefusedPrepare(SessionId session, const std::string& why);
   // Decides once: what the journal knows of the step is carried out as it is.
   void Commit(UpdateRecord& record, const internal::v1::Vote& vote, v1::StepResult::Outcome outcome);
   void Repeat(UpdateRecord& record, const internal::v1::Vote& vote, const internal::v1::StepCommitted& decided);

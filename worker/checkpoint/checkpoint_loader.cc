@@ -4,8 +4,12 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <filesystem>
+#include <string>
+#include <system_error>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -24,6 +28,7 @@
 namespace stemma::worker {
 namespace {
 
+namespace fs = std::filesystem;
 using safetensors::Dtype;
 using safetensors::TensorEntry;
 
@@ -37,17 +42,15 @@ absl::Status CheckFolder(const std::string& path) {
   return absl::OkStatus();
 }
 
-// OpenModelDirectory resolves links: a file that lies elsewhere was one. Those that loading does not read, as chat
-// templates, may be links that somebody put here later: the server refuses them where the checkpoint was saved with
-// one.
+// Refuses links among the files that are read, which a checkpoint is saved without. Chat templates, which are not, may
+// be links that somebody put here later.
 absl::Status CheckNoLinks(const ModelDirectory& directory) {
-  const auto check = [&](const std::string& name, const std::string& path) {
-    const std::string own = absl::StrCat(directory.path, "/", name);
-    return path == own ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrCat(own, ": it is a link"));
-  };
-  for (const WeightFile& file : directory.shards) RETURN_IF_ERROR(check(file.file_name, file.path));
-  for (const auto& [name, path] : directory.other_files) {
-    if (name.ends_with(".json")) RETURN_IF_ERROR(check(name, path));
+  std::vector<std::string> names = {"config.json", "model.safetensors.index.json"};
+  for (const WeightFile& file : directory.shards) names.push_back(file.file_name);
+  for (const std::string& name : names) {
+    const std::string path = absl::StrCat(directory.path, "/", name);
+    std::error_code error;
+    if (fs::is_symlink(path, error)) return absl::InvalidArgumentError(absl::StrCat(path, ": it is a link"));
   }
   return absl::OkStatus();
 }
@@ -55,7 +58,7 @@ absl::Status CheckNoLinks(const ModelDirectory& directory) {
 absl::StatusOr<ModelDirectory> OpenCheckpoint(const std::string& folder, const ModelConfig& config) {
   RETURN_IF_ERROR(CheckFolder(folder));
   RETURN_IF_ERROR(CheckFolder(absl::StrCat(folder, "/", kMomentsFolder)));
-  ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(folder));
+  ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelWeights(folder));
   RETURN_IF_ERROR(CheckNoLinks(directory));
   const std::string difference = FirstDifference(directory.config, config);
   if (!difference.empty()) {

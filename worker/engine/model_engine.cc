@@ -163,8 +163,10 @@ absl::Status ModelEngine::PrepareOffload(const v1::StepPlan& plan) {
   const bool offloads = std::any_of(plan.clusters().begin(), plan.clusters().end(),
                                     [](const v1::Cluster& cluster) { return cluster.offload_prefix(); });
   if (!offloads || host_ != nullptr) return absl::OkStatus();
-  ASSIGN_OR_RETURN(host_,
-                   HostArena::Create(HostTapeBytesMax(directory_.config, configure_.config()), page_lock_.get()));
+  auto host = HostArena::Create(HostTapeBytesMax(directory_.config, configure_.config()), page_lock_.get());
+  // Its size is the configuration's: whoever heard that memory is out would send smaller groups, which need as much.
+  if (absl::IsResourceExhausted(host.status())) return absl::InternalError(host.status().message());
+  ASSIGN_OR_RETURN(host_, std::move(host));
   return absl::OkStatus();
 }
 

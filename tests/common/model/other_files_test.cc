@@ -125,6 +125,17 @@ TEST_F(OtherFilesTest, WhatIsLeftOutForItsNameIsNamed) {
                                    HasSubstr("\"my words.tiktoken\" is not a valid name")));
 }
 
+// A save that met it would fail, each time.
+TEST_F(OtherFilesTest, AFolderOfTheNameOfAFileIsLeftOut) {
+  Write("tokenizer_config.json", R"({"auto_map": {}})");
+  for (const char* name : {"own.py", "tokenizer.json"}) fs::create_directory(folder_ / name);
+  const auto found = FindOtherFiles(folder_.path());
+  ASSERT_THAT(found, IsOk());
+  EXPECT_EQ(found->files.size(), 1u);
+  EXPECT_THAT(found->left_out,
+              UnorderedElementsAre("own.py is not a regular file", "tokenizer.json is not a regular file"));
+}
+
 TEST_F(OtherFilesTest, AFolderThatMayNotBeListedSaysSo) {
   constexpr uid_t kNobody = 65534;
   fs::create_directory(folder_ / kChatTemplatesFolder);

@@ -71,6 +71,27 @@ TEST_F(ExceptionsTest, EachKindIsTheStepsAnswerAndTheNextStepIsMade) {
   EXPECT_TRUE(engine->Apply(0, *vote).ok());
 }
 
+// The offload arena is as large for a group of one token: a client that made its groups smaller would try in vain.
+TEST_F(ExceptionsTest, HostMemoryThatTheConfigurationAsksForIsNoGroupThatIsTooLarge) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer ends the process instead";
+#endif
+  InProcessOptions options;
+  options.run.set_host_memory_bytes(uint64_t{1} << 60);
+  options.run.set_memory_budget_bytes(uint64_t{1} << 30);
+  options.run.set_optimizer_residency(v1::DEVICE);
+  options.edit_step = [](v1::StepPlan& step) {
+    for (v1::Cluster& cluster : *step.mutable_clusters()) cluster.set_offload_prefix(true);
+  };
+  const auto engine = MakeEngine(MakeCpuBackend(), options);
+  ASSERT_NE(engine, nullptr);
+  ASSERT_TRUE(engine->Load(Request({16})).ok());
+  const auto vote = engine->Prepare(0);
+  ASSERT_TRUE(vote.ok()) << vote.status();
+  EXPECT_EQ(vote->no_reason(), internal::v1::INTERNAL);
+  EXPECT_EQ(vote->message(), "the host has no 1152921504606846976 bytes for the offload arena");
+}
+
 // After an error of the device nothing that this process computes on it can be trusted, whoever asks for it: the
 // session ends, and the server makes the step again with a new process.
 TEST_F(ExceptionsTest, ADeviceThatFailsEndsTheSessionAndItsMissingMemoryDoesNot) {

@@ -67,6 +67,7 @@ class FakePageLock final : public PageLock {
  public:
   absl::Status Lock(void* begin, int64_t bytes) override {
     if (fails) return absl::ResourceExhaustedError("the limit of locked memory is 64 KiB");
+    if (device_failed) return absl::UnavailableError("an ECC error");
     locked[begin] = bytes;
     return absl::OkStatus();
   }
@@ -75,7 +76,7 @@ class FakePageLock final : public PageLock {
     EXPECT_EQ(locked.erase(begin), 1u);
   }
 
-  bool fails = false;
+  bool fails = false, device_failed = false;
   std::map<void*, int64_t> locked;
 };
 
@@ -119,6 +120,9 @@ TEST(HostArenaTest, MemoryThatCannotBeLockedIsRefusedWithTheReason) {
                                 ::testing::AllOf(::testing::HasSubstr("4096 bytes cannot be page-locked"),
                                                  ::testing::HasSubstr("64 KiB"),
                                                  ::testing::HasSubstr("by --host-memory or --optimizer-residency"))));
+  lock.fails = false;
+  lock.device_failed = true;  // which less memory would not mend
+  EXPECT_THAT(HostArena::Create(4 * kKiB, &lock), testing::StatusIs(absl::StatusCode::kUnavailable, "an ECC error"));
 }
 
 TEST(HostArenaTest, WithoutCapacityNothingIsLocked) {

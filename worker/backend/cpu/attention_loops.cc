@@ -45,7 +45,8 @@ inline double Widen(double x) { return x; }
 inline float Widen(Bf16 x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x.bits) << 16); }
 
 // Panels over the head's elements, [head_size / kPanel][count][kPanel]. What follows the head's elements in the last
-// panel stays as it is: no sum over it is stored.
+// panel is zero: no sum over it is stored, but it is computed, and takes a hundred times as long where the scratch
+// holds numbers that lead to subnormal ones.
 template <typename T, typename Held>
 void Pack(StridedRows<const Held> rows, int64_t count, int64_t head_size, T* packed) {
   constexpr int64_t kLine = 64 / sizeof(Held), kAhead = 8;  // rows lie far apart: the processor does not foresee them
@@ -60,6 +61,7 @@ void Pack(StridedRows<const Held> rows, int64_t count, int64_t head_size, T* pac
         for (int64_t i = 0; i < kPanel<T>; ++i) to[i] = Widen(from[i]);
       } else {
         for (int64_t i = 0; i < columns; ++i) to[i] = Widen(from[i]);
+        for (int64_t i = columns; i < kPanel<T>; ++i) to[i] = 0;
       }
     }
   }

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/cost/kernel_blocks.h"
 #include "tests/testing/draw.h"
 #include "worker/backend/cpu/attention.h"
 #include "worker/backend/cpu/attention_table.h"
@@ -278,6 +279,36 @@ void ExpectTheFormula(uint64_t seed, int cases, double tolerance, double scale_f
 }
 
 // Sums of up to 300 terms of size 1: their rounding, and in fp32 that of exp (2 ulp), with room for ten times as much.
+// Packs rows of a head that is narrower than any panel over scratch full of NaN.
+template <typename T, typename Held, typename Pack>
+void ExpectZerosBehindTheHead(const Pack& pack) {
+  constexpr int64_t kCount = 3, kHeadSize = 3;
+  std::mt19937_64 random(FirstSeed());
+  Rows<Held> rows(1, 1, 1, kCount, kHeadSize, /*gap=*/1);
+  rows.Fill(random);
+  NanScratch<T> packed(kCount * kAttentionPanel);
+  pack({std::as_const(rows).Const().data, kHeadSize + 1}, kCount, kHeadSize, packed.data());
+  int64_t written = 0;
+  while (written < kCount * kAttentionPanel && !std::isnan(packed.data()[written])) ++written;
+  const int64_t panel = written / kCount;
+  ASSERT_GT(panel, kHeadSize) << "control";
+  for (int64_t i = 0; i < written; ++i) {
+    const double expected = i % panel < kHeadSize ? rows.At(0, 0, 0, i / panel, i % panel) : 0;
+    EXPECT_EQ(static_cast<double>(packed.data()[i]), expected) << i;
+  }
+}
+
+// Products with it are not stored, but computed: over what scratch had before, which may lead to subnormal numbers,
+// they took a hundred times as long.
+TEST(AttentionLoopsTest, WhatLiesBehindAHeadsElementsIsPackedAsZero) {
+  for (const AttentionLoops* loops : SupportedAttentionLoops()) {
+    SCOPED_TRACE(loops->name);
+    ExpectZerosBehindTheHead<float, float>(loops->f32.pack);
+    ExpectZerosBehindTheHead<float, Bf16>(loops->f32.pack_bf16);
+    ExpectZerosBehindTheHead<double, double>(loops->f64.pack);
+  }
+}
+
 TEST(AttentionLoopsTest, EveryInstructionSetComputesTheFormulaInDouble) {
   ExpectTheFormula<double, double>(FirstSeed(), 40, 1e-13);
 }
