@@ -260,6 +260,7 @@ class Scenario {
     v1::ExportWeightsRequest request;
     request.set_name(command.words.at(2));
     if (command.Has("lineage")) request.set_expected_lineage(command.options.at("lineage"));
+    if (command.Has("dtype")) request.set_dtype(command.options.at("dtype"));
     return ExportEvent{command.Id(1), request};
   }
 
