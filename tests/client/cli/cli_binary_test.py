@@ -143,6 +143,37 @@ class CliBinaryTest(unittest.TestCase):
         tensors = [json.loads(line) for line in
                    run("model", "inspect", self.directory / "a", "--tensors", "-o", "json").stdout.splitlines()]
         self.assertEqual(tensors[0]["name"], "model.embed_tokens.weight")
+        table = run("model", "inspect", self.directory / "a", "--tensors").stdout.splitlines()
+        self.assertEqual(table[0].split(), ["name", "dtype", "shape", "bytes", "file"])
+        self.assertEqual(table[1].split(), ["model.embed_tokens.weight", "BF16", "[512,64]", str(512 * 64 * 2),
+                                            "model.safetensors"])
+
+    def test_a_fit_says_of_what_it_is(self):
+        lengths = ["--prompt", 1000, "--response", 200, "--rollouts", 4]
+        result = run("model", "inspect", "qwen3-8b", "--fit", "--device-memory", "80GB", *lengths)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines = result.stdout.splitlines()
+        self.assertEqual(lines[0], "qwen3-8b: 8.19G parameters; a group of 4 rollouts, prompt 1000, response 200")
+        self.assertEqual(lines[1], "device: 80.0 GiB, of which a server leaves 1/16 to the runtime")
+        self.assertEqual([line.split()[:2] for line in lines[4:]], [[dtype, states] for dtype in ("fp32", "bf16")
+                                                                     for states in ("device", "host")])
+        records = [json.loads(line) for line in
+                   run("model", "inspect", "qwen3-8b", "--fit", "-o", "json", *lengths).stdout.splitlines()]
+        self.assertEqual([record["fits"] for record in records], ["-"] * 4, "no device is given")
+        self.assertEqual({record["usable_bytes"] for record in records}, {None})
+        parameters = 8_190_735_360  # of Qwen3-8B
+        for record, element in zip(records, (4, 4, 2, 2)):
+            self.assertGreaterEqual(record["state_bytes"] + record["host_bytes"],
+                                    parameters * (16 if element == 4 else 18), "weights, gradients, moments, masters")
+
+    def test_a_fit_of_more_positions_than_the_model_has_is_refused(self):
+        self.assert_refused(["model", "inspect", "qwen3-8b", "--fit", "--prompt", "40000", "--response", "961"],
+                            ["--prompt 40000 and --response 961 are 40961 tokens; the model has 40960 positions"])
+
+    def test_a_trace_is_not_checked_by_a_configuration_that_is_none(self):
+        self.make("a.jsonl")
+        (self.directory / "run.yaml").write_text("dtype: fp9\n")
+        self.assert_refused(["trace", "check", "a.jsonl", "--config", "run.yaml"], ["run.yaml", "dtype", "fp9"])
 
     def test_a_truncated_model_names_file_and_exits_with_2(self):
         run("model", "init", self.directory / "m")

@@ -229,6 +229,13 @@ class CliReplayTest(unittest.TestCase):
         self.call("requests", "get", "r")
         self.call("requests", "cancel", "unknown", code=64 + 5)
 
+    def test_a_request_that_was_cancelled_says_how_far_it_came(self):
+        self.server.outcomes["r"] = training_pb2.RequestStatus(request_id="r", state=training_pb2.CANCELLED, steps_applied=1,
+                                                               steps_total=3)
+        result = self.call("requests", "wait", "r", code=64 + 1)
+        self.assertIn("request r was cancelled after 1 of 3 steps", result.stderr)
+        self.assertIn("CANCELLED", self.call("requests", "cancel", "r").stdout)
+
     def test_a_model_that_is_not_served_exits_with_4(self):
         self.server.state = training_pb2.ModelInfo.LOADING
         result = self.call("status", code=4)
@@ -238,6 +245,7 @@ class CliReplayTest(unittest.TestCase):
         result = self.call("export", "step-3", "--dtype", "float64")
         self.assertEqual(result.stdout, "/data/exports/step-3\n")
         self.assertEqual(result.stderr, "")
+        self.assertEqual(json.loads(self.call("export", "step-3", "-o", "json").stdout)["path"], "/data/exports/step-3")
 
     def test_log_probs_come_as_json_lines(self):
         lines = [json.loads(line) for line in

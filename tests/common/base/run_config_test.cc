@@ -151,6 +151,11 @@ TEST(RunConfigTest, BothEndsOfARangeAreTaken) {
   }
   EXPECT_THAT(Check("model: m\nlimits: {string_bytes: 65536, groups: 1, message_bytes: 65536}\n"), IsOk());
   EXPECT_THAT(Check("model: m\nlimits: {message_bytes: 65535}\n"), Invalid("65535 is not from 65536"));
+  for (const std::string limit : {"request_bytes_in_flight", "receiving_bytes"}) {
+    EXPECT_THAT(Check("model: m\nlimits: {message_bytes: 100000, " + limit + ": 100000}\n"), IsOk());
+    EXPECT_THAT(Check("model: m\nlimits: {message_bytes: 100000, " + limit + ": 99999}\n"),
+                Invalid("limits." + limit + ": is below limits.message_bytes"));
+  }
 }
 
 TEST(RunConfigTest, AZeroIsRefusedWhereTheLowestValueIsMore) {
