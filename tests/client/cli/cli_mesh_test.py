@@ -194,6 +194,7 @@ class CliMeshTest(unittest.TestCase):
                 (("--threads", "2"), {}, ("--threads: is for ranks on cpu, and --device is h200: leave one of the two out",)),
                 (("--inside", "token-ring"), {}, ("--inside", "token-ring", "nvlink4")),
                 (("--ranks-per-host", "4"), {"device": "cpu"}, ("--ranks-per-host", "give --inside, --between or both")),
+                (("--config", "none.yaml"), {}, ("none.yaml", "No such file")),
                 (("--config", "bad.yaml"), {}, ("bad.yaml", "line 2", "wave_sufixes"))):
             result = self.mesh(*arguments, **given)
             self.assertEqual((result.returncode, result.stdout), (2, ""), f"{arguments} {given}: {result.stderr}")

@@ -205,6 +205,19 @@ TEST(MemoryChoiceTest, TheReasonOfATightChoiceNamesWhatAllWouldNeed) {
               HasSubstr("prefix S0, suffixes S0 in 1 waves needs " + HumanBytes(static_cast<double>(all))));
 }
 
+TEST(MemoryChoiceTest, TheReasonOfATightHostNamesItsBytesToo) {
+  const ClusterShape cluster = OneGroup(1023, 256, 8);
+  MemoryOptions options = BenchMemory(4096 * kMiB);
+  options.offload = v1::OFFLOAD_ON;
+  const int64_t all = HostTapeBytes(options.shape, {.rows = 1023, .policy = v1::S1, .offload = true});
+  options.host_bytes = all * 3 / 4;
+  const MemoryAnswer answer = ChooseMemory(options, cluster);
+  ASSERT_TRUE(answer.choice);
+  const auto text = [](int64_t bytes) { return HumanBytes(static_cast<double>(bytes)); };
+  EXPECT_THAT(MemoryReason(options, *answer.choice),
+              HasSubstr(" and " + text(all) + " of the host's " + text(options.host_bytes)));
+}
+
 TEST(MemoryChoiceTest, ForcedFieldsAreObeyed) {
   MemoryOptions options = BenchMemory(4096 * kMiB);
   options.prefix_policy = v1::S3;
