@@ -12,6 +12,8 @@
 
 #include "common/base/clock.h"
 #include "common/cost/state_bytes.h"
+#include "server/planner/parameter_sweeps.h"
+#include "tests/testing/clear_sweeps.h"
 #include "tests/worker/engine/small_engine.h"
 #include "worker/model/sharded_units.h"
 
@@ -144,6 +146,47 @@ TEST_F(ShardedRanksTest, ARankThatFailsInsideALayerEndsTheGeneration) {
     const auto vote = engine->Prepare(0);
     EXPECT_EQ(vote.status().code(), absl::StatusCode::kUnavailable) << vote.status();
     EXPECT_LT(RealClock().MonotonicSeconds() - begin_s, 30) << "a rank waited for one that had gone";
+  }
+}
+
+// What a copy keeps of its prefixes: a policy, in blocks of so many rows.
+struct Kept {
+  v1::TapePolicy policy;
+  uint32_t block_rows;
+};
+
+// A copy whose memory is short runs its prefixes forward again in Phase C. One that keeps them gathers the layers with
+// it there, block by block, whichever of the two has more blocks.
+TEST_F(ShardedRanksTest, CopiesThatKeepMoreThanOthersJoinWhatThoseRunAgain) {
+  InProcessOptions plain;
+  plain.run.set_dtype("fp64");
+  const auto alone = Make(plain);
+  ASSERT_NE(alone, nullptr);
+  Step(*alone);
+  const Kept whole = {v1::S0, 0}, in_blocks = {v1::S2, 4}, again = {v1::S5, 4}, again_in_two = {v1::S5, 15};
+  for (const auto& [first, second] : std::vector<std::pair<Kept, Kept>>{
+           {whole, again}, {again, whole}, {in_blocks, again}, {in_blocks, again_in_two}, {again_in_two, in_blocks}}) {
+    InProcessOptions options = Options({.dp = 2});
+    options.run.set_dtype("fp64");
+    options.edit_step = [&](v1::StepPlan& step) {
+      ClearSweeps(step);
+      for (v1::Cluster& cluster : *step.mutable_clusters()) {
+        const Kept& kept = cluster.dp_rank() == 0 ? first : second;
+        cluster.set_prefix_policy(kept.policy);
+        cluster.set_prefix_block_rows(kept.block_rows);
+      }
+      server::ShareSweeps(/*prefix_rows=*/{15, 4, 8, 29}, {.copies = 2, .cp_ranks = 1}, step);
+    };
+    const auto engine = Make(options);
+    ASSERT_NE(engine, nullptr);
+    Step(*engine);
+    for (size_t i = 0; i < alone->weights().parameters.size(); ++i) {
+      // Gradients are equal to 1e-14 of their size, and AdamW's first step divides them by it.
+      EXPECT_LT(
+          at::sub(engine->Master(static_cast<int>(i)), alone->Master(static_cast<int>(i))).abs().max().item<double>(),
+          1e-12)
+          << i << ": " << first.policy << " and " << second.policy;
+    }
   }
 }
 
