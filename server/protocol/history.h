@@ -6,7 +6,7 @@
 // Invariants:
 //  (1) state() is the fold of all rows, those of earlier servers too; that each can be folded is CHECKed.
 //  (2) rows are numbered without a gap.
-//  (3) a file of the spool is removed in the decision whose row makes it useless, and no sooner.
+//  (3) a file of the spool is to be removed from the decision on whose row makes it useless, and no sooner.
 //  (4) a state that is too large for one row, or for what the disk has left, is not compacted: its rows stay, and the
 //      journal grows until it is smaller, or there is room.
 //  (5) where requests are kept (durability REPLAY), a step has its decision here before any rank applies it.
