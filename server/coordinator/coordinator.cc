@@ -48,11 +48,13 @@ std::string Coordinator::StopBy(StopDeadline deadline) {
   if (std::string goes_on = thread_.EndBy(deadline); !goes_on.empty()) return goes_on;  // it may give the others work
   planners_.Quit();
   if (storage_ != nullptr) {
+    storage_->Quit();  // a plan may wait for it
     folders_->Quit();
     removals_->Quit();
     checkpoints_->Quit();
   }
   if (std::string goes_on = planners_.StopBy(deadline); !goes_on.empty() || storage_ == nullptr) return goes_on;
+  if (std::string goes_on = storage_->StopBy(deadline); !goes_on.empty()) return goes_on;
   if (std::string goes_on = folders_->StopBy(deadline); !goes_on.empty()) return goes_on;
   if (std::string goes_on = removals_->StopBy(deadline); !goes_on.empty()) return goes_on;
   return checkpoints_->StopBy(deadline);
@@ -221,7 +223,7 @@ void Coordinator::Execute(IncidentAction& action) {
 }
 
 void Coordinator::Execute(RemoveSpoolAction& action) {
-  if (storage_ != nullptr) storage_->Remove(action.name);
+  if (storage_ != nullptr) storage_->Remove(std::move(action.name));
 }
 
 void Coordinator::Execute(RemoveUnfinishedExportsAction&) {

@@ -1,8 +1,8 @@
 // Coordinator: the one thread that owns the CoordinatorState. Events come from any thread through a queue, in which at
 // most kEventsMax stand when another call comes; the thread handles them one by one and executes the actions; plans are
 // made by threads of their own (PlannerThreads), so that no request's size delays another's answer, and so is what
-// checkpoints ask of the disk (CheckpointFolderThread, CheckpointThread). No gRPC here: sessions and calls are
-// interfaces.
+// checkpoints ask of the disk (CheckpointFolderThread, CheckpointThread), and the removal of spooled requests
+// (SpoolRemovals). No gRPC here: sessions and calls are interfaces.
 //
 // Thread safety: every public method may be called from any thread; none of them blocks but WaitDrained, StopBy and
 // Stop. Invariants:

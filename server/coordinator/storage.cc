@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/base/error.h"
 #include "common/base/exit_codes.h"
 #include "common/base/failpoint.h"
@@ -29,6 +30,8 @@ namespace stemma::server {
 namespace {
 
 constexpr uint32_t kServerRank = 0;  // at the failpoints
+// What a checkpoint makes useless, gigabytes at most, is gone by then, unless the disk hangs.
+constexpr absl::Duration kRemovedWithin = absl::Seconds(30);
 
 static_assert(kRowBytesMax <= kBlobBytesMax, "a row that History may write has to fit");
 
@@ -209,14 +212,14 @@ void Storage::Append(const JournalAction& action) {
   _exit(HasReason(status, Reason::kDiskFull) ? kNoRoomExit : kFaultExit);
 }
 
-void Storage::Remove(const std::string& spool_name) {
-  const absl::Status status = spool_.Remove(spool_name);
-  if (!status.ok()) LOG(WARNING) << "a spooled request that is done with stays: " << status.message();
-}
-
 std::optional<uint64_t> Storage::FreeBytes() const { return stemma::FreeBytes(data_directory_ + "/journal"); }
 
-absl::Status Storage::CheckRoom(uint64_t file_bytes) const {
+absl::Status Storage::CheckRoom() const {
+  absl::Status room = LookForRoom();
+  return !room.ok() && removals_.AwaitGone(kRemovedWithin) ? LookForRoom() : room;
+}
+
+absl::Status Storage::LookForRoom(uint64_t file_bytes) const {
   const std::optional<uint64_t> free_bytes = FreeBytes();
   // For a moment the next snapshot is on the disk twice (server/protocol/history.cc).
   const uint64_t needed_bytes = std::max(kReservedForRowsBytes, 2 * snapshot_bytes_) + file_bytes;
@@ -231,11 +234,18 @@ absl::Status Storage::CheckRoom(uint64_t file_bytes) const {
 absl::StatusOr<internal::v1::SpoolFile> Storage::Keep(const std::string& name, const TrainingRequest& request,
                                                       const RequestPlan& plan, const v1::Mesh& mesh) const {
   if (FailpointFails("spool.before", kServerRank)) return ErrnoStatus("write", name, ENOSPC);
+  absl::StatusOr<internal::v1::SpoolFile> kept = KeepNow(name, request, plan, mesh);
+  const bool again = HasReason(kept.status(), Reason::kDiskFull) && removals_.AwaitGone(kRemovedWithin);
+  return again ? KeepNow(name, request, plan, mesh) : kept;
+}
+
+absl::StatusOr<internal::v1::SpoolFile> Storage::KeepNow(const std::string& name, const TrainingRequest& request,
+                                                         const RequestPlan& plan, const v1::Mesh& mesh) const {
   // Before and after: rows are written beside it.
-  RETURN_IF_ERROR(CheckRoom(request.bytes));
+  RETURN_IF_ERROR(LookForRoom(request.bytes));
   ASSIGN_OR_RETURN(internal::v1::SpoolFile file, spool_.Write(name, request, plan, mesh));
   Failpoint("spool.after", kServerRank);
-  absl::Status room = CheckRoom();
+  absl::Status room = LookForRoom();
   if (room.ok()) return file;
   RETURN_IF_ERROR(spool_.Remove(file.name()));
   return room;

@@ -1,11 +1,11 @@
 // The journal, the spool and the checkpoints of one data directory, and what earlier servers left in them.
 //
-// Append and Remove: the coordinator thread. CheckRoom, Keep and Load: a planner's thread, beside it. FreeBytes: any.
-// checkpoints(): the checkpoints' threads.
-// Invariants:
+// Append: the coordinator thread. CheckRoom, Keep and Load: a planner's thread, beside it. Remove, FreeBytes and
+// StopBy: any. checkpoints(): the checkpoints' threads. Invariants:
 //  (1) what Append was given is on the disk when it returns. Where that fails the process ends: nobody may act on
 //      what is not kept, and a write that failed is not repeated.
 //  (2) files of the spool that no row names are removed by Open.
+//  (3) room that files give up which are being removed is waited for before a request is refused for it.
 #pragma once
 
 #include <atomic>
@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/coordinator/spool_removals.h"
+#include "server/coordinator/watched_thread.h"
 #include "server/protocol/coordinator_options.h"
 #include "server/protocol/events.h"
 #include "server/store/checkpoint_store.h"
@@ -46,12 +48,17 @@ class Storage {
 
   const CheckpointStore& checkpoints() const { return checkpoints_; }
   void Append(const JournalAction& action);
-  void Remove(const std::string& spool_name);
+  // Removes a spooled request that is done with, by a thread beside the caller's.
+  void Remove(std::string spool_name) { removals_.Add(std::move(spool_name)); }
+  // Tells that thread to end: what is left goes at the next start.
+  void Quit() { removals_.Quit(); }
+  // Quits, and waits for it until the deadline. Returns "", or what the disk has not ended. Idempotent.
+  std::string StopBy(StopDeadline deadline) { return removals_.StopBy(deadline); }
   // Returns what the journal's disk has left; nullopt: that is not known. Hangs where the disk does.
   std::optional<uint64_t> FreeBytes() const;
-  // Whether a request, with a file of so many bytes, leaves room for the rows of all that are accepted, and for another
-  // snapshot. Errors: DISK_FULL.
-  absl::Status CheckRoom(uint64_t file_bytes = 0) const;
+  // Whether a request that no file keeps leaves room for the rows of all that are accepted, and for another snapshot.
+  // Errors: DISK_FULL.
+  absl::Status CheckRoom() const;
   // Keeps the request with its plan for so many ranks. Errors: CheckRoom's, and what writing files leads to.
   absl::StatusOr<internal::v1::SpoolFile> Keep(const std::string& name, const TrainingRequest& request,
                                                const RequestPlan& plan, const v1::Mesh& mesh) const;
@@ -74,6 +81,10 @@ class Storage {
   absl::Status CheckSpoolsAge() const;
   absl::Status SweepSpool() const;  // removes what no row names
   absl::Status Write(const JournalAction& action);
+  // Do what CheckRoom and Keep do, without waiting for removals.
+  absl::Status LookForRoom(uint64_t file_bytes = 0) const;
+  absl::StatusOr<internal::v1::SpoolFile> KeepNow(const std::string& name, const TrainingRequest& request,
+                                                  const RequestPlan& plan, const v1::Mesh& mesh) const;
 
   const std::string data_directory_;
   Journal journal_;
@@ -86,6 +97,7 @@ class Storage {
   uint64_t last_row_ = 0;
   std::atomic<uint64_t> snapshot_bytes_ = 0;  // of the last one in the journal
   uint64_t row_bytes_ = 0;                    // of the rows that Open found behind it
+  SpoolRemovals removals_{&spool_};           // the last member: its thread uses the spool
 };
 
 }  // namespace stemma::server

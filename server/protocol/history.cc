@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
-#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "common/base/free_bytes.h"
 #include "glog/logging.h"
@@ -19,12 +20,6 @@ using internal::v1::JournalRow;
 using internal::v1::JournalState;
 using internal::v1::KeptRequest;
 using internal::v1::KeptStep;
-
-std::set<std::string> SpoolNames(const JournalState& state) {
-  std::set<std::string> names;
-  for (const KeptRequest& kept : state.kept()) names.insert(kept.spool().name());
-  return names;
-}
 
 constexpr uint64_t kSnapshotFrameBytes = 16;  // at most: of the row around the state
 
@@ -67,7 +62,6 @@ History::History(const HistoryOptions& options, Outbox* out, internal::v1::Journ
       out_(out),
       state_(std::move(state)),
       last_row_(options_.last_row),
-      spooled_(SpoolNames(state_)),
       bytes_since_snapshot_(options_.journal_bytes.rows),
       snapshot_bytes_(options_.journal_bytes.snapshot) {}
 
@@ -185,24 +179,14 @@ void History::DropCheckpoint(const std::string& name) {
 }
 
 void History::Add(const JournalRow& row, bool settles, bool counts) {
-  const int kept_before = state_.kept_size();
   if (counts) totals_.Count(row, state_);
-  const absl::Status folded = FoldRow(row, options_.requests_kept, state_);
+  std::vector<std::string> dropped;
+  const absl::Status folded = FoldRow(row, options_.requests_kept, state_, dropped);
   CHECK(folded.ok()) << folded.message();
   std::string body = BodyOf(row);
   bytes_since_snapshot_ += body.size();
   out_->Add(JournalAction{.n = ++last_row_, .body = std::move(body), .kind = row.row_case(), .settles = settles});
-  // A row keeps one request more, or lets go of some; most do neither, and cost nothing here however many are kept.
-  if (state_.kept_size() > kept_before) spooled_.insert(state_.kept().rbegin()->spool().name());
-  if (state_.kept_size() < kept_before) RemoveUnneededSpool();
-}
-
-void History::RemoveUnneededSpool() {
-  std::set<std::string> needed = SpoolNames(state_);
-  for (const std::string& name : spooled_) {
-    if (!needed.contains(name)) out_->Add(RemoveSpoolAction{name});
-  }
-  spooled_ = std::move(needed);
+  for (std::string& name : dropped) out_->Add(RemoveSpoolAction{std::move(name)});
 }
 
 // A snapshot costs its bytes once for at least as many bytes of rows, so the journal stays within twice of what is

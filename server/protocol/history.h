@@ -6,14 +6,13 @@
 // Invariants:
 //  (1) state() is the fold of all rows, those of earlier servers too; that each can be folded is CHECKed.
 //  (2) rows are numbered without a gap.
-//  (3) a file of the spool is removed in the decision whose row makes it useless, and no sooner.
+//  (3) a file of the spool is to be removed from the decision on whose row makes it useless, and no sooner.
 //  (4) a state that is too large for one row, or for what the disk has left, is not compacted: its rows stay, and the
 //      journal grows until it is smaller, or there is room.
 //  (5) where requests are kept (durability REPLAY), a step has its decision here before any rank applies it.
 #pragma once
 
 #include <cstdint>
-#include <set>
 #include <string>
 
 #include "server/protocol/coordinator_options.h"
@@ -77,7 +76,6 @@ class History {
  private:
   // Adds the row that was filled in, and what it makes useless or due. `counts`: in totals().
   void Add(const internal::v1::JournalRow& row, bool settles = false, bool counts = true);
-  void RemoveUnneededSpool();
   void AddSnapshotWhenDue();
   void WarnOfSize();
   void WarnOfRoom(uint64_t free_bytes, uint64_t needed_bytes);
@@ -87,7 +85,6 @@ class History {
   internal::v1::JournalState state_;
   Totals totals_;
   uint64_t last_row_ = 0;
-  std::set<std::string> spooled_;  // the files of state_.kept()
   uint64_t bytes_since_snapshot_, snapshot_bytes_;
   bool warned_of_size_ = false;
   bool warned_of_room_ = false;  // since the last snapshot

@@ -4,6 +4,7 @@
 #include <limits>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/admission/log_prob_sources.h"
@@ -24,6 +25,7 @@ using internal::v1::KeptRequest;
 using internal::v1::KeptStep;
 using internal::v1::KnownCheckpoint;
 using internal::v1::KnownRequest;
+using Files = std::vector<std::string>;
 
 absl::Status Clash(const std::string& why) {
   return absl::DataLossError(absl::StrCat("the journal contradicts itself: ", why));
@@ -67,21 +69,26 @@ void DropOldest(JournalState& state, uint64_t requests_kept) {
   if (too_many > 0) state.mutable_expired_ids()->DeleteSubrange(0, too_many);
 }
 
+// Lets go of the kept requests that are `useless`; the others stay in their order.
+template <typename Useless>
+void DropKept(const Useless& useless, JournalState& state, Files& dropped) {
+  auto& kept = *state.mutable_kept();
+  int left = 0;
+  for (int i = 0; i < kept.size(); ++i) {
+    useless(kept[i]) ? dropped.push_back(kept[i].spool().name()) : kept.SwapElements(left++, i);
+  }
+  kept.DeleteSubrange(left, kept.size() - left);
+}
+
 // What is kept of a request that ended without a step is of no use to anybody.
-void CloseKept(JournalState& state, const std::string& id) {
+void CloseKept(JournalState& state, const std::string& id, Files& dropped) {
   for (int i = state.kept_size() - 1; i >= 0; --i) {
     KeptRequest& kept = *state.mutable_kept(i);
     if (kept.request_id() != id || !kept.open()) continue;
     kept.set_open(false);
-    if (LastStep(kept) == 0) state.mutable_kept()->DeleteSubrange(i, 1);
-    return;
-  }
-}
-
-// Steps that are counted and not kept cannot be computed again, nor can those before them be brought up to them.
-void DropEndedKept(JournalState& state) {
-  for (int i = state.kept_size() - 1; i >= 0; --i) {
-    if (!state.kept(i).open()) state.mutable_kept()->DeleteSubrange(i, 1);
+    if (LastStep(kept) > 0) return;
+    dropped.push_back(kept.spool().name());
+    return state.mutable_kept()->DeleteSubrange(i, 1);
   }
 }
 
@@ -98,7 +105,7 @@ void NameLineageOfRequest(const std::string& name, KnownRequest& request) {
   if (request.status().has_result()) request.mutable_status()->mutable_result()->set_lineage(name);
 }
 
-void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next, JournalState& state) {
+void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next, JournalState& state, Files& dropped) {
   const uint64_t shared = SharedSteps(state, {lost.checkpoint(), lost.checkpoint_step()});
   for (KnownRequest& request : *state.mutable_requests()) {
     if (request.lineage() != lost.lineage()) continue;
@@ -113,10 +120,7 @@ void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next
   }
   *state.add_lost() = lost;
   if (state.lost_size() > kLostLineagesMax) state.mutable_lost()->DeleteSubrange(0, 1);
-  for (int i = state.kept_size() - 1; i >= 0; --i) {
-    const KeptRequest& kept = state.kept(i);
-    if (kept.open() || LastStep(kept) > shared) state.mutable_kept()->DeleteSubrange(i, 1);
-  }
+  DropKept([&](const KeptRequest& kept) { return kept.open() || LastStep(kept) > shared; }, state, dropped);
 }
 
 // The checkpoint, and those that led to it, are the new lineage's.
@@ -138,11 +142,11 @@ absl::Status BeginWith(const std::string& checkpoint, uint64_t step, const std::
   return absl::OkStatus();
 }
 
-absl::Status Fold(const internal::v1::LineageBegun& row, JournalState& state) {
+absl::Status Fold(const internal::v1::LineageBegun& row, JournalState& state, Files& dropped) {
   if (row.has_lost()) {
     if (row.lost().lineage() != state.lineage())
       return Clash(absl::StrCat("lineage ", row.lost().lineage(), " is lost, and was not there"));
-    LoseRequests(row.lost(), row.name(), state);
+    LoseRequests(row.lost(), row.name(), state, dropped);
     RETURN_IF_ERROR(BeginWith(row.lost().checkpoint(), row.lost().checkpoint_step(), row.name(), state));
   } else if (state.lineage().empty()) {
     RETURN_IF_ERROR(BeginWith(row.checkpoint(), row.step(), row.name(), state));
@@ -211,7 +215,7 @@ void AddResults(uint32_t k, const Results& results, KnownRequest& request) {
 }
 
 // The step counts when it is committed; without spool, where nothing is committed, when it is applied.
-absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state) {
+absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state, Files& dropped) {
   KeptRequest* kept = FindLast(*state.mutable_kept(), row.request_id());
   KeptStep* step = kept == nullptr ? nullptr : FindStep(*kept, row.k());
   if (step != nullptr) {
@@ -228,7 +232,8 @@ absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state) {
     request->mutable_status()->set_steps_applied(request->status().steps_applied() + 1);
     if (step == nullptr) {
       state.set_step(state.step() + 1);
-      DropEndedKept(state);
+      // Steps that are not kept cannot be computed again, nor can those before them be brought up to them.
+      DropKept([](const KeptRequest& k) { return !k.open(); }, state, dropped);
     }
     request->set_last_step(state.step());
     state.set_weight_version(result.weight_version());
@@ -259,7 +264,7 @@ absl::Status Fold(const internal::v1::StepUndone& row, JournalState& state) {
   return absl::OkStatus();
 }
 
-absl::Status Fold(const internal::v1::RequestFinished& row, JournalState& state) {
+absl::Status Fold(const internal::v1::RequestFinished& row, JournalState& state, Files& dropped) {
   KnownRequest* request = FindOpen(state, row.request_id());
   if (request == nullptr) return Clash(absl::StrCat("request ", row.request_id(), " ends, which is not open"));
   v1::RequestStatus& status = *request->mutable_status();
@@ -271,23 +276,20 @@ absl::Status Fold(const internal::v1::RequestFinished& row, JournalState& state)
   }
   request->clear_result();
   request->set_resumable(row.resumable());
-  CloseKept(state, row.request_id());
+  CloseKept(state, row.request_id(), dropped);
   return absl::OkStatus();
 }
 
 // Kept requests are of use back to the checkpoint before the newest: where the newest is found damaged, nothing is
 // lost. An older one may be added, too: found on the disk where it was copied to.
-absl::Status Fold(const internal::v1::CheckpointSaved& row, JournalState& state) {
+absl::Status Fold(const internal::v1::CheckpointSaved& row, JournalState& state, Files& dropped) {
   const KnownCheckpoint& saved = row.checkpoint();
   if (FindCheckpoint(state, saved.name()) != nullptr)
     return Clash(absl::StrCat("checkpoint ", saved.name(), " is saved twice"));
   const KnownCheckpoint* before = NewestSound(state);
   const uint64_t needless =
       saved.lineage() == state.lineage() && before != nullptr ? std::min(before->step(), saved.step()) : 0;
-  for (int i = state.kept_size() - 1; i >= 0; --i) {
-    const KeptRequest& kept = state.kept(i);
-    if (!kept.open() && LastStep(kept) <= needless) state.mutable_kept()->DeleteSubrange(i, 1);
-  }
+  DropKept([&](const KeptRequest& kept) { return !kept.open() && LastStep(kept) <= needless; }, state, dropped);
   *state.add_checkpoints() = saved;
   return absl::OkStatus();
 }
@@ -317,12 +319,12 @@ absl::Status Fold(const internal::v1::CheckpointDropped& row, JournalState& stat
 
 }  // namespace
 
-absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState& state) {
+absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState& state, Files& dropped) {
   switch (row.row_case()) {
     case JournalRow::kStarted:
       return Fold(row.started(), state);
     case JournalRow::kLineageBegun:
-      RETURN_IF_ERROR(Fold(row.lineage_begun(), state));
+      RETURN_IF_ERROR(Fold(row.lineage_begun(), state, dropped));
       DropOldest(state, requests_kept);
       return absl::OkStatus();
     case JournalRow::kModelLoaded:
@@ -335,18 +337,18 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
     case JournalRow::kCommitted:
       return Fold(row.committed(), state);
     case JournalRow::kApplied:
-      return Fold(row.applied(), state);
+      return Fold(row.applied(), state, dropped);
     case JournalRow::kUndone:
       return Fold(row.undone(), state);
     case JournalRow::kFinished:
-      RETURN_IF_ERROR(Fold(row.finished(), state));
+      RETURN_IF_ERROR(Fold(row.finished(), state, dropped));
       DropOldest(state, requests_kept);
       return absl::OkStatus();
     case JournalRow::kSnapshot:
       state = row.snapshot();
       return absl::OkStatus();
     case JournalRow::kCheckpointSaved:
-      return Fold(row.checkpoint_saved(), state);
+      return Fold(row.checkpoint_saved(), state, dropped);
     case JournalRow::kCheckpointChanged:
       return Fold(row.checkpoint_changed(), state);
     case JournalRow::kCheckpointDropped:

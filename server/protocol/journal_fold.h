@@ -11,15 +11,25 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "stemma/internal/v1/journal.pb.h"
 
 namespace stemma::server {
 
-// Errors: DataLoss - the row cannot follow what was folded: no server wrote it after those rows; FailedPrecondition -
-// it is of a kind that a newer version writes.
-absl::Status FoldRow(const internal::v1::JournalRow& row, uint64_t requests_kept, internal::v1::JournalState& state);
+// Adds to `dropped` the spooled files of the requests that the row lets go of; a snapshot lets go of none: it stands
+// for rows that did. Errors: DataLoss - the row cannot follow what was folded: no server wrote it after those rows;
+// FailedPrecondition - it is of a kind that a newer version writes.
+absl::Status FoldRow(const internal::v1::JournalRow& row, uint64_t requests_kept, internal::v1::JournalState& state,
+                     std::vector<std::string>& dropped);
+
+// Does the same for whoever does not ask for the files.
+inline absl::Status FoldRow(const internal::v1::JournalRow& row, uint64_t requests_kept,
+                            internal::v1::JournalState& state) {
+  std::vector<std::string> dropped;
+  return FoldRow(row, requests_kept, state, dropped);
+}
 
 // The steps that every rank has applied: `step`, unless the last decision was not carried out yet.
 uint64_t AppliedSteps(const internal::v1::JournalState& state);

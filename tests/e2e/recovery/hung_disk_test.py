@@ -1,5 +1,6 @@
 """A disk that hangs while a checkpoint is saved: who asked for it hears it in time, everything else goes on, and saves begin
-again when the disk answers. One that hangs while a checkpoint is removed holds up nothing but other removals."""
+again when the disk answers. One that hangs while a checkpoint, or a request that was kept, is removed holds up nothing but
+other removals."""
 
 import concurrent.futures
 import contextlib
@@ -127,3 +128,45 @@ def test_a_server_that_is_told_to_stop_does_not_wait_for_a_removal_that_the_disk
         assert "before it had drained" not in log
     with DurableRun(model, tmp_path / "run", flags=FLAGS) as again, again.client() as client:
         assert {checkpoint.name for checkpoint in client.list_checkpoints()} == {"one", "two"}
+
+
+def spooled(folder):
+    return sorted(path.name for path in (folder / "run" / "data" / "spool").iterdir())
+
+
+def test_a_kept_request_that_the_disk_does_not_remove_holds_up_nobody(model, tmp_path):
+    with run_of(model, tmp_path) as (run, client, pool, failpoints):
+        served = run.times_served()
+        send(client, 0)
+        save(client, "one")
+        assert len(spooled(tmp_path)) == 1, "where the newest is damaged, it is computed again"
+        with held_at(failpoints, "spool.before_removal") as held:
+            assert pool.submit(client.save_checkpoint, "two").result(PATIENCE_S).step == STEPS_OF_REQUEST
+            wait_for(held.exists, "a removal that hangs")
+            assert len(send(client, 1).steps) == STEPS_OF_REQUEST
+            pool.submit(client.save_checkpoint, "three").result(PATIENCE_S)
+            pool.submit(client.save_checkpoint, "four").result(PATIENCE_S)
+            pool.submit(client.delete_checkpoint, "three").result(PATIENCE_S)
+            assert [checkpoint.name for checkpoint in client.list_checkpoints()] == ["four"]
+            assert len(spooled(tmp_path)) == 2, "the second waits for the first"
+        wait_for(lambda: not spooled(tmp_path), "both removals")
+        assert run.times_served() == served, "no worker is lost by it"
+
+
+def test_a_server_that_is_told_to_stop_leaves_the_kept_requests_that_the_disk_does_not_remove(model, tmp_path):
+    with run_of(model, tmp_path) as (run, client, _, failpoints):
+        send(client, 0)
+        save(client, "one")
+        with held_at(failpoints, "spool.before_removal") as held:
+            save(client, "two")
+            wait_for(held.exists, "a removal that hangs")
+            told_s = time.monotonic()
+            run.process.send_signal(signal.SIGTERM)
+            assert run.process.wait(PATIENCE_S) == 0, run.log.read_text()
+            assert time.monotonic() - told_s < STOP_S
+        log = run.log.read_text()
+        [left] = spooled(tmp_path)
+        assert f" WARNING stopped, though the disk of --data has not ended removing spool/{left}: " in log, log
+    with DurableRun(model, tmp_path / "run", flags=FLAGS) as again, again.client() as client:
+        assert spooled(tmp_path) == [], "no row names it"
+        assert len(send(client, 1).steps) == STEPS_OF_REQUEST

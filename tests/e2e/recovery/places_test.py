@@ -40,7 +40,7 @@ SERVED_WITHIN_S, CASE_WITHIN_S = 90, 180  # only bound a failure: most cases tak
 UPDATE, RECOVERY, RESTART, PASS, EXPORT, PIN = "update", "recovery", "restart", "log_prob", "export", "pin"
 SERVER = {
     UPDATE: {
-        "spool.before": "fail", "spool.after": "", "reply.before": "",
+        "spool.before": "fail", "spool.after": "", "spool.before_removal": "", "reply.before": "",
         "row.accepted.before": "fail", "row.accepted.after": "", "row.committed.before": "fail", "row.committed.after": "",
         "row.applied.before": "fail", "row.applied.after": "", "row.finished.before": "fail", "row.finished.after": "",
         "row.checkpoint_saved.before": "fail", "row.checkpoint_saved.after": "",

@@ -18,6 +18,7 @@
 #include "server/coordinator/storage.h"
 #include "server/protocol/history.h"
 #include "tests/server/coordinator/echo_worker.h"
+#include "tests/server/coordinator/spool_unlinks.h"
 #include "tests/server/store/drawn_requests.h"
 #include "tests/testing/disk_left.h"
 #include "tests/testing/status_matchers.h"
@@ -53,6 +54,7 @@ class StorageRoomTest : public ::testing::Test {
     options.journal = storage_->TakeState();
     options.journal_rows = storage_->last_row();
     options.lineage_prefix = prefix;
+    options.config.set_durability(durability_);
     options.config.mutable_limits()->set_requests_in_flight(10);
     options.config.mutable_limits()->set_request_bytes_in_flight(1 << 20);
     options.config.mutable_limits()->set_requests_kept(kKeptOnALowDisk);
@@ -89,6 +91,7 @@ class StorageRoomTest : public ::testing::Test {
 
   const testing::FreeBytesGuard guard_;
   const testing::TempFolder folder_;
+  v1::Durability durability_ = v1::REWIND;  // of the next server
   std::unique_ptr<Storage> storage_;
 };
 
@@ -182,6 +185,42 @@ TEST_F(StorageRoomTest, ADiskThatDoesNotSayWhatItHasLeftHoldsUpOnlyWhatAsksIt) {
     }
     EXPECT_TRUE(IsTaken(update->Get()));
   });
+}
+
+// Returns once it waits in its turn.
+void AwaitAccepted(Coordinator& coordinator, const std::string& id) {
+  for (;;) {
+    const auto asked = std::make_shared<Waiting>();
+    coordinator.Call(asked, [&](CallId call) { return GetRequestEvent{call, id, absl::ZeroDuration()}; });
+    if (std::holds_alternative<v1::RequestStatus>(asked->Get())) return;
+  }
+}
+
+TEST_F(StorageRoomTest, AFileThatTheDiskDoesNotRemoveHoldsUpNobody) {
+  durability_ = v1::REPLAY;
+  Flag removing, let_go;
+  const testing::SpoolUnlinks hung([&] {
+    removing.Set();
+    CHECK(let_go.AwaitWithin(kPatience)) << "a call is not answered while the disk hangs";
+  });
+  Serve("unlink", [&](Coordinator& coordinator, EchoWorker& worker) {
+    worker.set_silent();
+    Submit(coordinator, Request("a"));
+    const auto waits = Submit(coordinator, Request("b"));
+    AwaitAccepted(coordinator, "b");
+    const auto cancelled = std::make_shared<Waiting>(), info = std::make_shared<Waiting>();
+    coordinator.Call(cancelled, [](CallId call) { return CancelEvent{call, "b"}; });
+    ASSERT_TRUE(removing.AwaitWithin(kPatience));
+    cancelled->Get();
+    coordinator.Call(info, [](CallId call) { return GetServerInfoEvent{call}; });
+    EXPECT_TRUE(std::holds_alternative<v1::ServerInfo>(info->Get()));
+    Submit(coordinator, Request("c"));
+    AwaitAccepted(coordinator, "c");
+    let_go.Set();
+    waits->Get();
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "spool/1-2"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "spool/1-1")) << "its request is open";
 }
 
 TEST_F(StorageRoomTest, ARefusedUpdateIsTakenOnceRoomWasMade) {

@@ -2,12 +2,14 @@
 // refused.
 #include "server/protocol/history.h"
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
+#include "tests/server/protocol/history_rows.h"
 
 namespace stemma::server {
 namespace {
@@ -15,8 +17,6 @@ namespace {
 using google::protobuf::util::MessageDifferencer;
 using internal::v1::JournalRow;
 using internal::v1::JournalState;
-
-constexpr uint64_t kRequestsKept = 4;
 
 std::vector<JournalAction> RowsOf(Outbox& out) {
   std::vector<JournalAction> rows;
@@ -35,78 +35,6 @@ JournalState FoldOf(const std::vector<JournalAction>& rows) {
     EXPECT_TRUE(folded.ok()) << folded;
   }
   return state;
-}
-
-internal::v1::LineageBegun Begun(const std::string& name, uint64_t weight_version) {
-  internal::v1::LineageBegun row;
-  row.set_name(name);
-  row.set_weight_version(weight_version);
-  return row;
-}
-
-internal::v1::RequestAccepted Accepted(const std::string& id, bool kept) {
-  internal::v1::RequestAccepted row;
-  row.set_request_id(id);
-  row.set_steps_total(3);
-  if (kept) row.mutable_spool()->set_name("spool-" + id);
-  return row;
-}
-
-internal::v1::StepCommitted Committed(const std::string& id, uint32_t k, uint64_t step) {
-  internal::v1::StepCommitted row;
-  row.set_request_id(id);
-  row.set_k(k);
-  row.set_step(step);
-  row.set_outcome(v1::StepResult::APPLIED);
-  return row;
-}
-
-internal::v1::StepApplied Applied(const std::string& id, uint32_t k, uint64_t step) {
-  internal::v1::StepApplied row;
-  row.set_request_id(id);
-  row.set_k(k);
-  row.set_weights_digest("w" + std::to_string(step));
-  row.mutable_result()->set_outcome(v1::StepResult::APPLIED);
-  row.mutable_result()->set_step(step);
-  row.mutable_result()->set_weight_version(step + 1);
-  return row;
-}
-
-internal::v1::RequestFinished Finished(const std::string& id, v1::RequestState state) {
-  internal::v1::RequestFinished row;
-  row.set_request_id(id);
-  row.set_state(state);
-  return row;
-}
-
-// Requests of one to three steps, some of which end early, are cancelled or lose their last step; a lineage that ends.
-void Live(std::mt19937& random, History& history, int requests) {
-  uint64_t step = 0;
-  history.Start(1);
-  history.BeginLineage(Begun("L", 1));
-  for (int i = 0; i < requests; ++i) {
-    const std::string id = "r" + std::to_string(i);
-    history.Accept(Accepted(id, /*kept=*/true));
-    const uint32_t steps = random() % 4;
-    for (uint32_t k = 0; k < steps; ++k) {
-      history.Commit(Committed(id, k, step + 1));
-      if (random() % 8 == 0) {
-        history.Undo(id, k);
-        break;
-      }
-      history.Apply(Applied(id, k, ++step));
-    }
-    history.Finish(Finished(id, random() % 4 == 0 ? v1::CANCELLED : v1::DONE));
-    if (random() % 40 == 0) {
-      internal::v1::LostWeights lost;
-      lost.set_lineage(history.state().lineage());
-      lost.set_step(step);
-      internal::v1::LineageBegun begun = Begun("L" + std::to_string(i), step + 2);
-      *begun.mutable_lost() = lost;
-      history.BeginLineage(begun);
-      step = 0;
-    }
-  }
 }
 
 TEST(HistoryTest, TheFoldOfTheRowsIsWhatTheServerHolds) {
@@ -148,14 +76,6 @@ TEST(HistoryTest, ASnapshotStandsForAllRowsBeforeIt) {
   EXPECT_GT(snapshots, 3u);
   EXPECT_TRUE(MessageDifferencer::Equals(FoldOf(held), history.state()));
   EXPECT_LT(most_bytes, 3 * largest) << "a snapshot, as many bytes of rows, and those of one request";
-}
-
-internal::v1::KnownCheckpoint Saved(const std::string& lineage, uint64_t step) {
-  internal::v1::KnownCheckpoint checkpoint;
-  checkpoint.set_name("step-" + std::to_string(step));
-  checkpoint.set_lineage(lineage);
-  checkpoint.set_step(step);
-  return checkpoint;
 }
 
 // A long run: four steps a request, a checkpoint every hundred steps, two of them kept, numbers as of a real step.
@@ -289,35 +209,6 @@ TEST(HistoryTest, ACheckpointIsInTheDatabaseItselfWhenItIsKnown) {
   EXPECT_FALSE(rows[0].settles);
   EXPECT_TRUE(rows[1].settles) << "its own";
   EXPECT_TRUE(rows[2].settles) << "one that was found";
-}
-
-TEST(HistoryTest, AFileOfTheSpoolGoesWithTheRowThatMakesItUseless) {
-  Outbox out;
-  out.Begin(absl::UnixEpoch());
-  History history({.replays = true, .requests_kept = kRequestsKept}, &out);
-  history.BeginLineage(Begun("L", 1));
-  const auto removed = [&out] {
-    std::vector<std::string> names;
-    for (const Action& action : out.Take().actions) {
-      if (const auto* remove = std::get_if<RemoveSpoolAction>(&action)) names.push_back(remove->name);
-    }
-    return names;
-  };
-  history.Accept(Accepted("a", true));
-  history.Commit(Committed("a", 0, 1));
-  history.Apply(Applied("a", 0, 1));
-  history.Finish(Finished("a", v1::DONE));
-  history.Accept(Accepted("b", true));
-  EXPECT_TRUE(removed().empty()) << "a's step may have to be computed again";
-  history.Finish(Finished("b", v1::FAILED));
-  EXPECT_EQ(removed(), std::vector<std::string>{"spool-b"});
-  internal::v1::LostWeights lost;
-  lost.set_lineage("L");
-  lost.set_step(1);
-  internal::v1::LineageBegun begun = Begun("M", 3);
-  *begun.mutable_lost() = lost;
-  history.BeginLineage(begun);
-  EXPECT_EQ(removed(), std::vector<std::string>{"spool-a"});
 }
 
 TEST(JournalFoldTest, RowsThatNoServerWroteAreRefused) {

@@ -1,0 +1,122 @@
+// Spooled requests that are removed beside the coordinator: a disk that is slow to, or hangs, holds up nobody but who
+// needs the room.
+#include "server/coordinator/spool_removals.h"
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/base/error.h"
+#include "common/base/flag.h"
+#include "common/base/free_bytes.h"
+#include "common/base/mesh.h"
+#include "gtest/gtest.h"
+#include "server/coordinator/storage.h"
+#include "tests/server/coordinator/spool_unlinks.h"
+#include "tests/server/store/drawn_requests.h"
+#include "tests/testing/disk_left.h"
+#include "tests/testing/status_matchers.h"
+
+namespace stemma::server {
+namespace {
+
+constexpr absl::Duration kSoon = absl::Milliseconds(1), kLong = absl::Seconds(60);
+
+class SpoolRemovalsTest : public ::testing::Test {
+ protected:
+  SpoolRemovalsTest() {
+    for (const char* name : {"1-1", "1-2"}) std::ofstream(PathOf(name)) << "a request";
+  }
+  std::string PathOf(const std::string& name) const { return folder_ / ("spool/" + name); }
+  bool IsThere(const std::string& name) const { return std::filesystem::exists(PathOf(name)); }
+  void WaitUntilRemoving() { ASSERT_TRUE(removing_.AwaitWithin(kLong)); }
+
+  const testing::TempFolder folder_;
+  const Spool spool_ = *Spool::Open(folder_.path());
+  Flag removing_, let_go_;
+  const testing::SpoolUnlinks hung_{[this] {
+    removing_.Set();
+    CHECK(let_go_.AwaitWithin(kLong)) << "it is not let go";
+  }};
+  SpoolRemovals removals_{&spool_};
+};
+
+TEST_F(SpoolRemovalsTest, FilesGoBesideWhoeverAddsThem) {
+  EXPECT_FALSE(removals_.AwaitGone(kLong)) << "there is none";
+  removals_.Add("1-1");
+  removals_.Add("1-2");
+  WaitUntilRemoving();
+  EXPECT_TRUE(removals_.AwaitGone(kSoon)) << "there are some still";
+  EXPECT_TRUE(IsThere("1-1") && IsThere("1-2"));
+  let_go_.Set();
+  removals_.AwaitGone(kLong);
+  EXPECT_FALSE(IsThere("1-1") || IsThere("1-2"));
+  EXPECT_FALSE(removals_.AwaitGone(kLong));
+}
+
+TEST_F(SpoolRemovalsTest, OneThatCannotBeRemovedStaysAndTheNextGoes) {
+  std::filesystem::create_directory(folder_ / "spool/folder");
+  let_go_.Set();
+  removals_.Add("folder");
+  removals_.Add("no/name");
+  removals_.Add("none");
+  removals_.Add("1-2");
+  removals_.AwaitGone(kLong);
+  EXPECT_TRUE(IsThere("folder"));
+  EXPECT_FALSE(IsThere("1-2"));
+}
+
+TEST_F(SpoolRemovalsTest, AStopLeavesWhatTheDiskHasNotBegun) {
+  removals_.Add("1-1");
+  removals_.Add("1-2");
+  WaitUntilRemoving();
+  EXPECT_EQ(removals_.StopBy(StopDeadlineIn(kSoon)), "removing spool/1-1");
+  const double begun_s = RealClock().MonotonicSeconds();
+  EXPECT_TRUE(removals_.AwaitGone(kLong / 3));
+  EXPECT_LT(RealClock().MonotonicSeconds() - begun_s, absl::ToDoubleSeconds(kLong / 6))
+      << "a plan would hold up the stop";
+  let_go_.Set();
+  EXPECT_EQ(removals_.StopBy(absl::InfiniteFuture()), "");
+  EXPECT_FALSE(IsThere("1-1"));
+  EXPECT_TRUE(IsThere("1-2")) << "the next start removes it";
+}
+
+// A client that waits for a checkpoint before it sends more finds the room that the checkpoint made.
+class RoomOfRemovalsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    absl::StatusOr<std::unique_ptr<Storage>> opened = Storage::Open(folder_.path(), /*requests_kept=*/4);
+    ASSERT_THAT(opened, testing::IsOk());
+    storage_ = *std::move(opened);
+    ASSERT_THAT(Keep("1-1"), testing::IsOk());
+    testing::SetFreeBytes(kReservedForRowsBytes - 1);
+  }
+  absl::Status Keep(const std::string& name) const {
+    return storage_->Keep(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1})).status();
+  }
+
+  const testing::FreeBytesGuard guard_;
+  const testing::TempFolder folder_;
+  const testing::SpoolUnlinks slow_{[] {
+    RealClock().Sleep(absl::Milliseconds(50));
+    testing::SetFreeBytes(2 * kReservedForRowsBytes);
+  }};
+  std::unique_ptr<Storage> storage_;
+};
+
+TEST_F(RoomOfRemovalsTest, ARequestFindsTheRoomOfFilesThatAreBeingRemoved) {
+  EXPECT_TRUE(HasReason(Keep("1-2"), Reason::kDiskFull)) << "none is being removed";
+  storage_->Remove("1-1");
+  EXPECT_THAT(Keep("1-2"), testing::IsOk());
+}
+
+TEST_F(RoomOfRemovalsTest, RowsFindTheRoomOfFilesThatAreBeingRemoved) {
+  EXPECT_TRUE(HasReason(storage_->CheckRoom(), Reason::kDiskFull)) << "none is being removed";
+  storage_->Remove("1-1");
+  EXPECT_THAT(storage_->CheckRoom(), testing::IsOk());
+}
+
+}  // namespace
+}  // namespace stemma::server
