@@ -64,11 +64,13 @@ TEST(RequestTableTest, ResultsThatAreDroppedAreCountedNoMore) {
   EXPECT_FALSE(kept.status.has_result());
 }
 
-UpdateRecord Traced(const std::string& id) {
+UpdateRecord Traced(const std::string& id, int steps = 1) {
   UpdateRecord record = Record(id);
-  v1::StepResult& step = *record.status.mutable_result()->add_steps();
-  step.set_step(7);
-  step.mutable_trace()->add_ranks()->mutable_spans()->add_spans()->set_name("gradients");
+  for (int i = 0; i < steps; ++i) {
+    v1::StepResult& step = *record.status.mutable_result()->add_steps();
+    step.set_step(7);
+    step.mutable_trace()->add_ranks()->mutable_spans()->add_spans()->set_name("gradients");
+  }
   return record;
 }
 
@@ -85,6 +87,23 @@ TEST(RequestTableTest, TracesCountAsResultsAndTheOldestAreDropped) {
     EXPECT_TRUE(table.Find(id)->status.result().steps(0).has_trace()) << id;
     EXPECT_EQ(table.Find(id)->result_bytes, bytes) << id;
   }
+}
+
+// Nothing is left to drop of "a", whose results went with its lineage, nor of "b", which is no longer known.
+TEST(RequestTableTest, ResultsThatAreGoneAreNotDroppedInThePlaceOfOthers) {
+  const uint64_t bytes = Traced("a").status.result().steps(0).trace().ByteSizeLong();
+  RequestTable table(/*requests_kept=*/3, /*result_bytes_max=*/3 * bytes);
+  const auto end = [&](UpdateRecord record) { table.Finalize(table.Insert(std::move(record))); };
+  for (const char* id : {"a", "b"}) end(Traced(id));
+  table.DropResults(*table.Find("a"));
+  for (const char* id : {"c", "d"}) end(Traced(id));
+  EXPECT_EQ(table.Find("a"), nullptr);
+  for (const char* id : {"b", "c", "d"}) EXPECT_EQ(table.Find(id)->result_bytes, bytes) << id;
+  end(Record("none"));
+  EXPECT_EQ(table.Find("b"), nullptr);
+  end(Traced("long", /*steps=*/3));
+  EXPECT_EQ(table.Find("d")->result_bytes, 0u) << "the oldest that is still known";
+  EXPECT_EQ(table.Find("long")->result_bytes, 3 * bytes);
 }
 
 TEST(RequestTableTest, AFinishedIdMayBeTakenAgain) {
