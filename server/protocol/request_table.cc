@@ -6,6 +6,19 @@
 #include "glog/logging.h"
 
 namespace stemma::server {
+namespace {
+
+// Returns what log-probs and traces take in memory: for short responses many times the bytes in which they travel.
+uint64_t MemoryOfDetails(const UpdateRecord& record) {
+  uint64_t bytes = 0;
+  for (const auto& result : record.results) bytes += result->SpaceUsedLong();
+  for (const v1::StepResult& step : record.status.result().steps()) {
+    if (step.has_trace()) bytes += step.trace().SpaceUsedLong();
+  }
+  return bytes;
+}
+
+}  // namespace
 
 v1::RequestStatus ListedStatus(const v1::RequestStatus& status) {
   v1::RequestStatus listed;
@@ -74,10 +87,7 @@ void RequestTable::Finalize(UpdateRecord& record) {
   record.request.reset();  // last: what is freed before goes back to the system with a large one
   CHECK_EQ(open_.erase(record.sequence), 1u) << record.id;
   open_bytes_ -= record.bytes;
-  for (const auto& result : record.results) record.result_bytes += result->ByteSizeLong();
-  for (const v1::StepResult& step : record.status.result().steps()) {
-    if (step.has_trace()) record.result_bytes += step.trace().ByteSizeLong();
-  }
+  record.result_bytes = MemoryOfDetails(record);
   result_bytes_ += record.result_bytes;
   finals_.push_back(record.sequence);
   if (record.result_bytes > 0) detailed_.push_back(record.sequence);

@@ -6,7 +6,7 @@
 //      they are read back.
 //  (2) at most `requests_kept` final records; an id that was dropped is remembered as expired, so that a late repeat is
 //      refused and never runs twice (the oldest of kExpiredIdsMax are forgotten).
-//  (3) log-probs and traces of final records are at most `result_bytes_max` together, oldest dropped first.
+//  (3) log-probs and traces of final records take at most `result_bytes_max` of memory together, oldest dropped first.
 //  (4) open_ has the open records and no others: who asks for them pays nothing for final ones, of which there may be
 //      many more.
 #pragma once
@@ -45,7 +45,7 @@ struct UpdateRecord {
   std::optional<uint64_t> lost_step;  // its lineage was lost at this step: ROLLED_BACK, whatever it was
   bool resumable = false;             // final, but a repeat runs it again (ATTEMPTS_EXHAUSTED)
   std::vector<std::shared_ptr<const v1::GroupResult>> results;
-  uint64_t result_bytes = 0;  // of log-probs and trace, once final
+  uint64_t result_bytes = 0;  // of memory: log-probs and traces, once final
   bool results_dropped = false;
   bool ended = false;
   uint64_t end_order = 0;  // of a record that is restored, KnownRequest's

@@ -1,6 +1,7 @@
 // What is kept of requests, and for how long.
 #include "server/protocol/request_table.h"
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -56,12 +57,37 @@ TEST(RequestTableTest, ResultsThatAreDroppedAreCountedNoMore) {
   record.status.mutable_result()->add_warnings("w");
   UpdateRecord& kept = table.Insert(std::move(record));
   table.Finalize(kept);
-  EXPECT_EQ(kept.result_bytes, chunk->ByteSizeLong());
+  EXPECT_EQ(kept.result_bytes, chunk->SpaceUsedLong());
   table.DropResults(kept);
   EXPECT_TRUE(kept.results.empty());
   EXPECT_TRUE(kept.results_dropped);
   EXPECT_EQ(kept.result_bytes, 0u);
   EXPECT_FALSE(kept.status.has_result());
+}
+
+// Log-probs of responses of three tokens: a rollout is 12 bytes of them and a name.
+std::shared_ptr<const v1::GroupResult> ShortResults(int rollouts) {
+  auto group = std::make_shared<v1::GroupResult>();
+  group->set_uid("g");
+  for (int i = 0; i < rollouts; ++i) {
+    v1::RolloutResult& rollout = *group->add_rollouts();
+    rollout.set_rollout_id("g/" + std::to_string(i));
+    rollout.set_log_probs(std::string(12, 'x'));
+  }
+  return group;
+}
+
+// The limit is there so that the rest of the machine's memory stays what it was.
+TEST(RequestTableTest, ResultsCountAsTheMemoryThatTheyTake) {
+  constexpr int kGroups = 4, kRollouts = 64;
+  UpdateRecord record = Record("a");
+  for (int i = 0; i < kGroups; ++i) record.results.push_back(ShortResults(kRollouts));
+  const uint64_t sent_bytes = kGroups * record.results[0]->ByteSizeLong();
+  RequestTable table(/*requests_kept=*/2);
+  UpdateRecord& kept = table.Insert(std::move(record));
+  table.Finalize(kept);
+  EXPECT_GE(kept.result_bytes, kGroups * kRollouts * (sizeof(v1::RolloutResult) + 2 * sizeof(std::string)));
+  EXPECT_GT(kept.result_bytes, 4 * sent_bytes) << "control: what is sent says little of it";
 }
 
 UpdateRecord Traced(const std::string& id, int steps = 1) {
@@ -75,7 +101,7 @@ UpdateRecord Traced(const std::string& id, int steps = 1) {
 }
 
 TEST(RequestTableTest, TracesCountAsResultsAndTheOldestAreDropped) {
-  const uint64_t bytes = Traced("a").status.result().steps(0).trace().ByteSizeLong();
+  const uint64_t bytes = Traced("a").status.result().steps(0).trace().SpaceUsedLong();
   RequestTable table(/*requests_kept=*/9, /*result_bytes_max=*/2 * bytes);
   for (const char* id : {"a", "b", "c"}) table.Finalize(table.Insert(Traced(id)));
   const UpdateRecord& oldest = *table.Find("a");
@@ -91,7 +117,7 @@ TEST(RequestTableTest, TracesCountAsResultsAndTheOldestAreDropped) {
 
 // Nothing is left to drop of "a", whose results went with its lineage, nor of "b", which is no longer known.
 TEST(RequestTableTest, ResultsThatAreGoneAreNotDroppedInThePlaceOfOthers) {
-  const uint64_t bytes = Traced("a").status.result().steps(0).trace().ByteSizeLong();
+  const uint64_t bytes = Traced("a").status.result().steps(0).trace().SpaceUsedLong();
   RequestTable table(/*requests_kept=*/3, /*result_bytes_max=*/3 * bytes);
   const auto end = [&](UpdateRecord record) { table.Finalize(table.Insert(std::move(record))); };
   for (const char* id : {"a", "b"}) end(Traced(id));
@@ -118,7 +144,7 @@ TEST(RequestTableTest, AFinishedIdMayBeTakenAgain) {
 }
 
 TEST(RequestTableTest, ResultsOfOneWhoseIdIsTakenAgainCountNoMore) {
-  const uint64_t bytes = Traced("a").status.result().steps(0).trace().ByteSizeLong();
+  const uint64_t bytes = Traced("a").status.result().steps(0).trace().SpaceUsedLong();
   RequestTable table(/*requests_kept=*/9, /*result_bytes_max=*/2 * bytes);
   for (const char* id : {"a", "b", "a"}) table.Finalize(table.Insert(Traced(id)));
   for (const char* id : {"a", "b"}) EXPECT_TRUE(table.Find(id)->status.result().steps(0).has_trace()) << id;
