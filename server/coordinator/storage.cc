@@ -105,7 +105,7 @@ absl::Status Storage::FoldRows(uint64_t requests_kept) {
     }
     if (row.has_snapshot()) snapshot_bytes_ = entry.body.size();
     row_bytes_ = row.has_snapshot() ? 0 : row_bytes_ + entry.body.size();
-    if (const absl::Status folded = FoldRow(row, requests_kept, state_); !folded.ok()) {
+    if (const absl::Status folded = FoldRow(std::move(row), requests_kept, state_); !folded.ok()) {
       return WithMessage(folded, absl::StrCat("row ", entry.n, " of the journal in ", data_directory_, ": ",
                                               std::string(folded.message())));
     }

@@ -292,12 +292,8 @@ absl::Status Fold(const internal::v1::CheckpointSaved& row, JournalState& state)
   return absl::OkStatus();
 }
 
-KnownCheckpoint* FindKnownCheckpoint(JournalState& state, const std::string& name) {
-  return const_cast<KnownCheckpoint*>(FindCheckpoint(std::as_const(state), name));
-}
-
 absl::Status Fold(const internal::v1::CheckpointChanged& row, JournalState& state) {
-  KnownCheckpoint* known = FindKnownCheckpoint(state, row.name());
+  auto* known = const_cast<KnownCheckpoint*>(FindCheckpoint(state, row.name()));  // of the state, which may change
   if (known == nullptr) return Clash(absl::StrCat("checkpoint ", row.name(), " changes, which is not there"));
   if (row.has_pinned()) known->set_pinned(row.pinned());
   if (row.has_damage()) known->set_damage(row.damage());
@@ -359,6 +355,12 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
   if (row.GetReflection()->GetUnknownFields(row).empty()) return Clash("a row says nothing");
   return absl::FailedPreconditionError(
       "is of a kind that this version does not know: start the version that wrote it, or a newer one");
+}
+
+absl::Status FoldRow(JournalRow&& row, uint64_t requests_kept, JournalState& state) {
+  if (!row.has_snapshot()) return FoldRow(std::as_const(row), requests_kept, state);
+  state = std::move(*row.mutable_snapshot());
+  return absl::OkStatus();
 }
 
 uint64_t AppliedSteps(const JournalState& state) {
