@@ -205,7 +205,7 @@ absl::Status Fold(const internal::v1::StepCommitted& row, JournalState& state) {
 template <typename Results>
 void AddResults(uint32_t k, const Results& results, KnownRequest& request) {
   auto& steps = *request.mutable_result()->mutable_steps();
-  while (steps.size() > static_cast<int>(k)) steps.RemoveLast();
+  while (static_cast<uint32_t>(steps.size()) > k) steps.RemoveLast();
   steps.Add(results.begin(), results.end());
   request.mutable_status()->set_state(v1::APPLIED);
 }

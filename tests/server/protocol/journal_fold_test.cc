@@ -31,5 +31,17 @@ TEST(JournalFoldTest, ASnapshotThatIsHandedOverIsNotCopied) {
   EXPECT_EQ(state.lineage(), "L-1");
 }
 
+// A damaged row may name any step.
+TEST(JournalFoldTest, AResultOfAStepFarBeyondTheOthersFollowsThem) {
+  JournalState state;
+  JournalRow accepted, skipped;
+  accepted.mutable_accepted()->set_request_id("a");
+  skipped.mutable_skipped()->set_request_id("a");
+  skipped.mutable_skipped()->set_k(1u << 31);
+  skipped.mutable_skipped()->add_results()->set_outcome(v1::StepResult::SKIPPED_EMPTY);
+  for (const JournalRow& row : {accepted, skipped, skipped}) ASSERT_TRUE(FoldRow(row, kRequestsKept, state).ok());
+  EXPECT_EQ(state.requests(0).result().steps_size(), 2);
+}
+
 }  // namespace
 }  // namespace stemma::server
