@@ -187,7 +187,7 @@ void History::DropCheckpoint(const std::string& name) {
 void History::Add(const JournalRow& row, bool settles, bool counts) {
   const int kept_before = state_.kept_size();
   if (counts) totals_.Count(row, state_);
-  const absl::Status folded = FoldRow(row, options_.requests_kept, state_);
+  const absl::Status folded = FoldRow(row, options_.requests_kept, state_, known_requests_);
   CHECK(folded.ok()) << folded.message();
   std::string body = BodyOf(row);
   bytes_since_snapshot_ += body.size();

@@ -85,6 +85,7 @@ class History {
   const HistoryOptions options_;
   Outbox* const out_;
   internal::v1::JournalState state_;
+  KnownRequests known_requests_{&state_};
   Totals totals_;
   uint64_t last_row_ = 0;
   std::set<std::string> spooled_;  // the files of state_.kept()

@@ -1,7 +1,6 @@
 #include "server/protocol/journal_fold.h"
 
 #include <algorithm>
-#include <limits>
 #include <span>
 #include <utility>
 
@@ -11,7 +10,6 @@
 #include "common/base/status_macros.h"
 #include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/lineage.h"
-#include "server/protocol/request_table.h"
 #include "server/protocol/step_metrics.h"
 #include "server/protocol/step_warnings.h"
 
@@ -33,38 +31,6 @@ template <typename List>
 auto* FindLast(List& list, const std::string& id) {
   const auto it = std::find_if(list.rbegin(), list.rend(), [&](const auto& r) { return r.request_id() == id; });
   return it == list.rend() ? nullptr : &*it;
-}
-
-KnownRequest* FindOpen(JournalState& state, const std::string& id) {
-  KnownRequest* request = FindLast(*state.mutable_requests(), id);
-  return request == nullptr || IsFinal(request->status().state()) ? nullptr : request;
-}
-
-// Returns a number that is smallest of the request that ended first, and largest of open ones.
-uint64_t EndOrder(const KnownRequest& request) {
-  return IsFinal(request.status().state()) ? request.end_order() : std::numeric_limits<uint64_t>::max();
-}
-
-// Ends a request. RequestTable drops those first that ended first, and so does DropOldest.
-void End(v1::RequestState as, KnownRequest& request, const JournalState& state) {
-  uint64_t last = 0;
-  for (const KnownRequest& other : state.requests()) last = std::max(last, other.end_order());
-  request.mutable_status()->set_state(as);
-  request.set_end_order(last + 1);
-}
-
-void DropOldest(JournalState& state, uint64_t requests_kept) {
-  const auto& requests = state.requests();
-  auto finals = static_cast<uint64_t>(std::count_if(requests.begin(), requests.end(),
-                                                    [](const KnownRequest& r) { return IsFinal(r.status().state()); }));
-  for (; finals > requests_kept; --finals) {
-    const auto oldest = std::min_element(requests.begin(), requests.end(),
-                                         [](const auto& a, const auto& b) { return EndOrder(a) < EndOrder(b); });
-    state.add_expired_ids(oldest->request_id());
-    state.mutable_requests()->DeleteSubrange(static_cast<int>(oldest - requests.begin()), 1);
-  }
-  const int too_many = state.expired_ids_size() - static_cast<int>(kExpiredIdsMax);
-  if (too_many > 0) state.mutable_expired_ids()->DeleteSubrange(0, too_many);
 }
 
 // What is kept of a request that ended without a step is of no use to anybody.
@@ -98,7 +64,8 @@ void NameLineageOfRequest(const std::string& name, KnownRequest& request) {
   if (request.status().has_result()) request.mutable_status()->mutable_result()->set_lineage(name);
 }
 
-void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next, JournalState& state) {
+void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next, JournalState& state,
+                  KnownRequests& requests) {
   const uint64_t shared = SharedSteps(state, {lost.checkpoint(), lost.checkpoint_step()});
   for (KnownRequest& request : *state.mutable_requests()) {
     if (request.lineage() != lost.lineage()) continue;
@@ -107,7 +74,7 @@ void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next
       continue;
     }
     request.set_lost_step(lost.step());
-    if (!IsFinal(request.status().state())) End(v1::ROLLED_BACK, request, state);
+    if (!IsFinal(request.status().state())) requests.End(v1::ROLLED_BACK, request);
     request.mutable_status()->clear_result();
     request.clear_result();
   }
@@ -138,11 +105,11 @@ absl::Status BeginWith(const std::string& checkpoint, uint64_t step, const std::
   return absl::OkStatus();
 }
 
-absl::Status Fold(const internal::v1::LineageBegun& row, JournalState& state) {
+absl::Status Fold(const internal::v1::LineageBegun& row, JournalState& state, KnownRequests& requests) {
   if (row.has_lost()) {
     if (row.lost().lineage() != state.lineage())
       return Clash(absl::StrCat("lineage ", row.lost().lineage(), " is lost, and was not there"));
-    LoseRequests(row.lost(), row.name(), state);
+    LoseRequests(row.lost(), row.name(), state, requests);
     RETURN_IF_ERROR(BeginWith(row.lost().checkpoint(), row.lost().checkpoint_step(), row.name(), state));
   } else if (state.lineage().empty()) {
     RETURN_IF_ERROR(BeginWith(row.checkpoint(), row.step(), row.name(), state));
@@ -159,16 +126,10 @@ absl::Status Fold(const internal::v1::LineageBegun& row, JournalState& state) {
   return absl::OkStatus();
 }
 
-absl::Status Fold(const internal::v1::RequestAccepted& row, JournalState& state) {
-  if (FindOpen(state, row.request_id()) != nullptr)
+absl::Status Fold(const internal::v1::RequestAccepted& row, JournalState& state, KnownRequests& requests) {
+  if (requests.FindOpen(row.request_id()) != nullptr)
     return Clash(absl::StrCat("request ", row.request_id(), " is accepted twice"));
-  for (int i = 0; i < state.requests_size(); ++i) {  // its earlier, resumable end
-    if (state.requests(i).request_id() != row.request_id()) continue;
-    state.mutable_requests()->DeleteSubrange(i, 1);
-    break;
-  }
-  KnownRequest& request = *state.add_requests();
-  request.set_request_id(row.request_id());
+  KnownRequest& request = requests.Add(row.request_id());  // in the place of its earlier, resumable end
   request.set_digest(row.digest());
   request.set_lineage(state.lineage());
   request.set_bytes(row.bytes());
@@ -211,7 +172,7 @@ void AddResults(uint32_t k, const Results& results, KnownRequest& request) {
 }
 
 // The step counts when it is committed; without spool, where nothing is committed, when it is applied.
-absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state) {
+absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state, KnownRequests& requests) {
   KeptRequest* kept = FindLast(*state.mutable_kept(), row.request_id());
   KeptStep* step = kept == nullptr ? nullptr : FindStep(*kept, row.k());
   if (step != nullptr) {
@@ -219,7 +180,7 @@ absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state) {
     step->set_weights_digest(row.weights_digest());
   }
   if (!row.has_result()) return absl::OkStatus();
-  KnownRequest* request = FindOpen(state, row.request_id());
+  KnownRequest* request = requests.FindOpen(row.request_id());
   if (request == nullptr) return Clash(absl::StrCat("a step of ", row.request_id(), " is applied, which is not open"));
   const v1::StepResult& result = row.result();
   if (result.outcome() == v1::StepResult::APPLIED) {
@@ -237,8 +198,8 @@ absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state) {
   return absl::OkStatus();
 }
 
-absl::Status Fold(const internal::v1::StepsSkipped& row, JournalState& state) {
-  KnownRequest* request = FindOpen(state, row.request_id());
+absl::Status Fold(const internal::v1::StepsSkipped& row, KnownRequests& requests) {
+  KnownRequest* request = requests.FindOpen(row.request_id());
   if (request == nullptr) return Clash(absl::StrCat("steps of ", row.request_id(), " are skipped, which is not open"));
   const bool any_runs = std::any_of(row.results().begin(), row.results().end(), [](const v1::StepResult& result) {
     return result.outcome() != v1::StepResult::SKIPPED_EMPTY;
@@ -259,11 +220,11 @@ absl::Status Fold(const internal::v1::StepUndone& row, JournalState& state) {
   return absl::OkStatus();
 }
 
-absl::Status Fold(const internal::v1::RequestFinished& row, JournalState& state) {
-  KnownRequest* request = FindOpen(state, row.request_id());
+absl::Status Fold(const internal::v1::RequestFinished& row, JournalState& state, KnownRequests& requests) {
+  KnownRequest* request = requests.FindOpen(row.request_id());
   if (request == nullptr) return Clash(absl::StrCat("request ", row.request_id(), " ends, which is not open"));
   v1::RequestStatus& status = *request->mutable_status();
-  End(row.state(), *request, state);
+  requests.End(row.state(), *request);
   if (row.has_failure()) *status.mutable_failure() = row.failure();
   if (row.state() == v1::DONE) {
     CompleteResult(*request->mutable_result());
@@ -313,13 +274,13 @@ absl::Status Fold(const internal::v1::CheckpointDropped& row, JournalState& stat
 
 }  // namespace
 
-absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState& state) {
+absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState& state, KnownRequests& requests) {
   switch (row.row_case()) {
     case JournalRow::kStarted:
       return Fold(row.started(), state);
     case JournalRow::kLineageBegun:
-      RETURN_IF_ERROR(Fold(row.lineage_begun(), state));
-      DropOldest(state, requests_kept);
+      RETURN_IF_ERROR(Fold(row.lineage_begun(), state, requests));
+      requests.DropOldest(requests_kept);
       return absl::OkStatus();
     case JournalRow::kModelLoaded:
       state.set_model_digest(row.model_loaded().model_digest());
@@ -327,19 +288,20 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
       state.set_model_config(row.model_loaded().config());
       return absl::OkStatus();
     case JournalRow::kAccepted:
-      return Fold(row.accepted(), state);
+      return Fold(row.accepted(), state, requests);
     case JournalRow::kCommitted:
       return Fold(row.committed(), state);
     case JournalRow::kApplied:
-      return Fold(row.applied(), state);
+      return Fold(row.applied(), state, requests);
     case JournalRow::kUndone:
       return Fold(row.undone(), state);
     case JournalRow::kFinished:
-      RETURN_IF_ERROR(Fold(row.finished(), state));
-      DropOldest(state, requests_kept);
+      RETURN_IF_ERROR(Fold(row.finished(), state, requests));
+      requests.DropOldest(requests_kept);
       return absl::OkStatus();
     case JournalRow::kSnapshot:
       state = row.snapshot();
+      requests.Read();
       return absl::OkStatus();
     case JournalRow::kCheckpointSaved:
       return Fold(row.checkpoint_saved(), state);
@@ -348,7 +310,7 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
     case JournalRow::kCheckpointDropped:
       return Fold(row.checkpoint_dropped(), state);
     case JournalRow::kSkipped:
-      return Fold(row.skipped(), state);
+      return Fold(row.skipped(), requests);
     case JournalRow::ROW_NOT_SET:
       break;
   }
@@ -357,10 +319,16 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
       "is of a kind that this version does not know: start the version that wrote it, or a newer one");
 }
 
-absl::Status FoldRow(JournalRow&& row, uint64_t requests_kept, JournalState& state) {
-  if (!row.has_snapshot()) return FoldRow(std::as_const(row), requests_kept, state);
+absl::Status FoldRow(JournalRow&& row, uint64_t requests_kept, JournalState& state, KnownRequests& requests) {
+  if (!row.has_snapshot()) return FoldRow(std::as_const(row), requests_kept, state, requests);
   state = std::move(*row.mutable_snapshot());
+  requests.Read();
   return absl::OkStatus();
+}
+
+absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState& state) {
+  KnownRequests requests(&state);
+  return FoldRow(row, requests_kept, state, requests);
 }
 
 uint64_t AppliedSteps(const JournalState& state) {

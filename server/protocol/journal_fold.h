@@ -13,15 +13,20 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "server/protocol/known_requests.h"
 #include "stemma/internal/v1/journal.pb.h"
 
 namespace stemma::server {
 
-// Errors: DataLoss - the row cannot follow what was folded: no server wrote it after those rows; FailedPrecondition -
-// it is of a kind that a newer version writes.
-absl::Status FoldRow(const internal::v1::JournalRow& row, uint64_t requests_kept, internal::v1::JournalState& state);
+// `requests`: of the state, for all rows that are folded into it. Errors: DataLoss - the row cannot follow what was
+// folded: no server wrote it after those rows; FailedPrecondition - it is of a kind that a newer version writes.
+absl::Status FoldRow(const internal::v1::JournalRow& row, uint64_t requests_kept, internal::v1::JournalState& state,
+                     KnownRequests& requests);
 // The same. Takes over what a snapshot holds, which may be large, in place of a copy.
-absl::Status FoldRow(internal::v1::JournalRow&& row, uint64_t requests_kept, internal::v1::JournalState& state);
+absl::Status FoldRow(internal::v1::JournalRow&& row, uint64_t requests_kept, internal::v1::JournalState& state,
+                     KnownRequests& requests);
+// Folds a single row, at a cost that grows with the requests that are kept.
+absl::Status FoldRow(const internal::v1::JournalRow& row, uint64_t requests_kept, internal::v1::JournalState& state);
 
 // The steps that every rank has applied: `step`, unless the last decision was not carried out yet.
 uint64_t AppliedSteps(const internal::v1::JournalState& state);

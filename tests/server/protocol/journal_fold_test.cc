@@ -25,7 +25,8 @@ TEST(JournalFoldTest, ASnapshotThatIsHandedOverIsNotCopied) {
   state.add_requests()->set_request_id("b");
   ASSERT_TRUE(FoldRow(std::as_const(row), kRequestsKept, state).ok());
   EXPECT_NE(&state.requests(0), request) << "control";
-  ASSERT_TRUE(FoldRow(std::move(row), kRequestsKept, state).ok());
+  KnownRequests requests(&state);
+  ASSERT_TRUE(FoldRow(std::move(row), kRequestsKept, state, requests).ok());
   ASSERT_EQ(state.requests_size(), 1);
   EXPECT_EQ(&state.requests(0), request);
   EXPECT_EQ(state.lineage(), "L-1");
