@@ -35,16 +35,13 @@ absl::StatusOr<std::string> ChooseNewest(const Storage& storage) {
       ReasonsOf(storage.left_out()), "; copy it here again as a whole, or begin anew from --model with --resume none"));
 }
 
-// The journal's state with the checkpoints alone that are there.
-internal::v1::JournalState WithFoundCheckpoints(const Storage& storage) {
-  internal::v1::JournalState state = storage.state();
-  auto& known = *state.mutable_checkpoints();
-  known.erase(std::remove_if(known.begin(), known.end(),
-                             [&](const internal::v1::KnownCheckpoint& checkpoint) {
-                               return !IsFound(storage, checkpoint.name());
-                             }),
-              known.end());
-  return state;
+// Returns those of the journal's checkpoints that are there. The rest of its state may be large, and is not copied.
+std::vector<internal::v1::KnownCheckpoint> FoundOfJournal(const Storage& storage) {
+  std::vector<internal::v1::KnownCheckpoint> found;
+  for (const internal::v1::KnownCheckpoint& checkpoint : storage.state().checkpoints()) {
+    if (IsFound(storage, checkpoint.name())) found.push_back(checkpoint);
+  }
+  return found;
 }
 
 }  // namespace
@@ -65,15 +62,15 @@ absl::StatusOr<std::string> ChooseResumed(const std::string& resume, const Stora
 }
 
 std::string ChooseFirst(const std::string& resumed, bool replays, const Storage& storage) {
-  return resumed.empty() ? ChooseBase(WithFoundCheckpoints(storage), replays).checkpoint : resumed;
+  return resumed.empty() ? ChooseBase(storage.state(), FoundOfJournal(storage), replays).checkpoint : resumed;
 }
 
 absl::Status CheckKeptRequests(bool replays, const Storage& storage) {
   if (!replays) return absl::OkStatus();
-  internal::v1::JournalState state = WithFoundCheckpoints(storage);
+  std::vector<internal::v1::KnownCheckpoint> found = FoundOfJournal(storage);
   // What is marked damaged may have been put back since, and only a server that has started verifies it again.
-  for (internal::v1::KnownCheckpoint& known : *state.mutable_checkpoints()) known.clear_damage();
-  return storage.CheckKeptVersions(ChooseBase(state, replays).step);
+  for (internal::v1::KnownCheckpoint& known : found) known.clear_damage();
+  return storage.CheckKeptVersions(ChooseBase(storage.state(), found, replays).step);
 }
 
 }  // namespace stemma::server

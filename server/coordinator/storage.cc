@@ -100,6 +100,7 @@ absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const std::string& data_d
 }
 
 absl::Status Storage::FoldRows(uint64_t requests_kept) {
+  KnownRequests requests(&state_);
   for (const JournalEntry& entry : journal_.TakeRows()) {
     internal::v1::JournalRow row;
     if (!row.ParseFromString(entry.body)) {
@@ -108,7 +109,7 @@ absl::Status Storage::FoldRows(uint64_t requests_kept) {
     }
     if (row.has_snapshot()) snapshot_bytes_ = entry.body.size();
     row_bytes_ = row.has_snapshot() ? 0 : row_bytes_ + entry.body.size();
-    if (const absl::Status folded = FoldRow(row, requests_kept, state_); !folded.ok()) {
+    if (const absl::Status folded = FoldRow(std::move(row), requests_kept, state_, requests); !folded.ok()) {
       return WithMessage(folded, absl::StrCat("row ", entry.n, " of the journal in ", data_directory_, ": ",
                                               std::string(folded.message())));
     }

@@ -201,10 +201,4 @@ v1::ServerInfo ServerInfoOf(const CoordinatorParts& parts) {
   return info;
 }
 
-v1::ListRequestsResponse ListOf(Jobs& jobs) {
-  v1::ListRequestsResponse response;
-  for (const UpdateRecord* record : jobs.table().InOrder()) *response.add_requests() = jobs.ListedStatusOf(*record);
-  return response;
-}
-
 }  // namespace stemma::server

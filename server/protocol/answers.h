@@ -42,7 +42,5 @@ absl::Status ServingProblem(const CoordinatorParts& parts);
 
 v1::ModelInfo ModelInfoOf(const CoordinatorParts& parts, bool draining);
 v1::ServerInfo ServerInfoOf(const CoordinatorParts& parts);
-// Lists all records without their plans, and with the metrics alone of their results.
-v1::ListRequestsResponse ListOf(Jobs& jobs);
 
 }  // namespace stemma::server

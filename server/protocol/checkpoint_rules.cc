@@ -26,14 +26,25 @@ bool IsSound(const JournalState& state, const KnownCheckpoint& known) {
 }
 
 // The one that was saved last comes first among equal steps.
-std::vector<const KnownCheckpoint*> SoundNewestFirst(const JournalState& state) {
+template <typename Checkpoints>
+std::vector<const KnownCheckpoint*> SoundNewestFirst(const JournalState& state, const Checkpoints& of) {
   std::vector<const KnownCheckpoint*> sound;
-  for (auto it = state.checkpoints().rbegin(); it != state.checkpoints().rend(); ++it) {
+  for (auto it = of.rbegin(); it != of.rend(); ++it) {
     if (IsSound(state, *it)) sound.push_back(&*it);
   }
   std::stable_sort(sound.begin(), sound.end(),
                    [](const KnownCheckpoint* a, const KnownCheckpoint* b) { return a->step() > b->step(); });
   return sound;
+}
+
+// Returns ChooseBase's, of the lineage's sound checkpoints, newest first.
+WeightsBase ChooseOfSound(const JournalState& state, const std::vector<const KnownCheckpoint*>& sound, bool replays) {
+  const auto whole = [&](uint64_t step) { return !GivesUpSteps(state, {.step = step}, state.step(), replays); };
+  for (const KnownCheckpoint* known : sound) {
+    if (whole(known->step())) return {known->name(), known->step()};
+  }
+  if (sound.empty() || whole(0)) return {};
+  return {sound.front()->name(), sound.front()->step()};
 }
 
 double After(double seconds) { return std::nextafter(seconds, std::numeric_limits<double>::infinity()); }
@@ -48,7 +59,7 @@ const KnownCheckpoint* FindCheckpoint(const JournalState& state, const std::stri
 }
 
 const KnownCheckpoint* NewestSound(const JournalState& state) {
-  const std::vector<const KnownCheckpoint*> sound = SoundNewestFirst(state);
+  const std::vector<const KnownCheckpoint*> sound = SoundNewestFirst(state, state.checkpoints());
   return sound.empty() ? nullptr : sound.front();
 }
 
@@ -73,13 +84,11 @@ bool IsInsideKept(const JournalState& state, uint64_t step) {
 }
 
 WeightsBase ChooseBase(const JournalState& state, bool replays) {
-  const auto whole = [&](uint64_t step) { return !GivesUpSteps(state, {.step = step}, state.step(), replays); };
-  const std::vector<const KnownCheckpoint*> sound = SoundNewestFirst(state);
-  for (const KnownCheckpoint* known : sound) {
-    if (whole(known->step())) return {known->name(), known->step()};
-  }
-  if (sound.empty() || whole(0)) return {};
-  return {sound.front()->name(), sound.front()->step()};
+  return ChooseOfSound(state, SoundNewestFirst(state, state.checkpoints()), replays);
+}
+
+WeightsBase ChooseBase(const JournalState& state, std::span<const KnownCheckpoint> of, bool replays) {
+  return ChooseOfSound(state, SoundNewestFirst(state, of), replays);
 }
 
 bool GivesUpSteps(const JournalState& state, const WeightsBase& base, uint64_t step, bool replays) {
@@ -132,7 +141,7 @@ bool SurvivesLoss(bool is_final, uint64_t last_step, uint64_t step) {
 
 std::vector<std::string> SurplusCheckpoints(const JournalState& state, uint32_t keep) {
   std::set<std::string> stay;
-  const std::vector<const KnownCheckpoint*> sound = SoundNewestFirst(state);
+  const std::vector<const KnownCheckpoint*> sound = SoundNewestFirst(state, state.checkpoints());
   for (size_t i = 0; i < std::min<size_t>(keep, sound.size()); ++i) stay.insert(sound[i]->name());
   uint32_t newest = 0;
   for (auto it = state.checkpoints().rbegin(); it != state.checkpoints().rend(); ++it) {

@@ -45,6 +45,9 @@ bool IsInsideKept(const internal::v1::JournalState& state, uint64_t step);
 // Returns the newest sound checkpoint from which the lineage's weights can be had; where that is true of none, the
 // newest one. `replays`: decided steps are computed again.
 WeightsBase ChooseBase(const internal::v1::JournalState& state, bool replays);
+// The same, of these checkpoints in the place of the journal's.
+WeightsBase ChooseBase(const internal::v1::JournalState& state, std::span<const internal::v1::KnownCheckpoint> of,
+                       bool replays);
 
 // Whether a recovery that begins with `base` cannot bring the weights back to `step`, where the ranks were: the lineage
 // ends.

@@ -210,7 +210,7 @@ void ClientCalls::OnGone(const CallGoneEvent& event) {
   p_.jobs.Leave(event.call);
 }
 
-void ClientCalls::OnListRequests(const ListRequestsEvent& event) { p_.out.Reply(event.call, ListOf(p_.jobs)); }
+void ClientCalls::OnListRequests(const ListRequestsEvent& event) { p_.out.Reply(event.call, p_.jobs.List()); }
 
 void ClientCalls::OnGetModel(const GetModelEvent& event) {
   p_.out.Reply(event.call, ModelInfoOf(p_, membership_->draining()));

@@ -181,7 +181,7 @@ void History::DropCheckpoint(const std::string& name) {
 void History::Add(const JournalRow& row, bool settles, bool counts) {
   if (counts) totals_.Count(row, state_);
   std::vector<std::string> dropped;
-  const absl::Status folded = FoldRow(row, options_.requests_kept, state_, dropped);
+  const absl::Status folded = FoldRow(row, options_.requests_kept, state_, known_requests_, dropped);
   CHECK(folded.ok()) << folded.message();
   std::string body = BodyOf(row);
   bytes_since_snapshot_ += body.size();

@@ -83,6 +83,7 @@ class History {
   const HistoryOptions options_;
   Outbox* const out_;
   internal::v1::JournalState state_;
+  KnownRequests known_requests_{&state_};
   Totals totals_;
   uint64_t last_row_ = 0;
   uint64_t bytes_since_snapshot_, snapshot_bytes_;

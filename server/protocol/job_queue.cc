@@ -47,6 +47,13 @@ std::optional<uint32_t> JobQueue::PlaceOf(const std::string& id) const {
   return static_cast<uint32_t>(place - order_.begin()) + 1;
 }
 
+absl::flat_hash_map<std::string_view, uint32_t> JobQueue::Places() const {
+  absl::flat_hash_map<std::string_view, uint32_t> places;
+  places.reserve(order_.size());
+  for (const std::string& id : order_) places.emplace(id, static_cast<uint32_t>(places.size()) + 1);
+  return places;
+}
+
 CallJob* JobQueue::FindCallJob(const std::string& id) {
   const auto job = call_jobs_.find(id);
   return job == call_jobs_.end() ? nullptr : &job->second;

@@ -15,9 +15,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "server/protocol/events.h"
 #include "server/protocol/request_plan.h"
 
@@ -65,8 +67,10 @@ class JobQueue {
   std::string AddFirst(CallJob job);
   // Returns the id of the next job to run, which leaves the queue.
   std::optional<std::string> TakeNext();
-  // The place in the queue, from 1.
+  // The place in the queue, from 1. Costs a walk through the queue: who asks for many takes Places.
   std::optional<uint32_t> PlaceOf(const std::string& id) const;
+  // Returns every id's place, by ids that live until the queue changes.
+  absl::flat_hash_map<std::string_view, uint32_t> Places() const;
   bool empty() const { return order_.empty(); }
 
   // Null: no call job has this id.

@@ -1,6 +1,7 @@
 #include "server/protocol/jobs.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -176,12 +177,24 @@ absl::Status Jobs::FailureOf(const UpdateRecord& record) const {
   return record.lost_step ? lineage_->RolledBackError(record) : record.failure;
 }
 
-v1::RequestStatus Jobs::AsOfNow(const UpdateRecord& record, v1::RequestStatus status) const {
+v1::ListRequestsResponse Jobs::List() {
+  v1::ListRequestsResponse response;
+  const absl::flat_hash_map<std::string_view, uint32_t> places = queue_.Places();
+  for (const UpdateRecord* record : table_.InOrder()) {
+    const auto place = places.find(record->id);
+    *response.add_requests() = AsOfNow(*record, ListedStatus(record->status),
+                                       place == places.end() ? std::nullopt : std::optional(place->second));
+  }
+  return response;
+}
+
+v1::RequestStatus Jobs::AsOfNow(const UpdateRecord& record, v1::RequestStatus status,
+                                std::optional<uint32_t> place) const {
   if (record.lost_step) {
     status.set_state(v1::ROLLED_BACK);
     *status.mutable_failure() = ToFailure(lineage_->RolledBackError(record));
   }
-  if (const auto place = queue_.PlaceOf(record.id)) status.set_queue_position(*place);
+  if (place) status.set_queue_position(*place);
   return status;
 }
 

@@ -9,6 +9,7 @@
 //  (4) what clients are told of an update's begin and end is in the journal before.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -58,11 +59,11 @@ class Jobs {
   // Answers the waiter now where the request is final or its deadline has come, else at either.
   void Wait(UpdateRecord& record, const RequestWaiter& waiter);
   void AnswerDueWaiters();
-  v1::RequestStatus StatusOf(const UpdateRecord& record) const { return AsOfNow(record, record.status); }
-  // Returns its status as a list tells it, at a cost that does not grow with its steps.
-  v1::RequestStatus ListedStatusOf(const UpdateRecord& record) const {
-    return AsOfNow(record, ListedStatus(record.status));
+  v1::RequestStatus StatusOf(const UpdateRecord& record) const {
+    return AsOfNow(record, record.status, queue_.PlaceOf(record.id));
   }
+  // Lists all records, oldest first. Others wait meanwhile: the cost of one grows with neither its steps nor the queue.
+  v1::ListRequestsResponse List();
   // OK while it is open, and when it is DONE.
   absl::Status FailureOf(const UpdateRecord& record) const;
 
@@ -107,7 +108,7 @@ class Jobs {
  private:
   void AnswerWaiter(const UpdateRecord& record, const RequestWaiter& waiter);
   // Adds to the record's status what is not kept in it: its place in the queue, and that its lineage was lost.
-  v1::RequestStatus AsOfNow(const UpdateRecord& record, v1::RequestStatus status) const;
+  v1::RequestStatus AsOfNow(const UpdateRecord& record, v1::RequestStatus status, std::optional<uint32_t> place) const;
   void End(UpdateRecord& record, v1::RequestState state, const absl::Status& failure);
   void EndRunning(const std::string& id, bool has_payload);
 

@@ -1,7 +1,6 @@
 #include "server/protocol/journal_fold.h"
 
 #include <algorithm>
-#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -12,7 +11,6 @@
 #include "common/base/status_macros.h"
 #include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/lineage.h"
-#include "server/protocol/request_table.h"
 #include "server/protocol/step_metrics.h"
 #include "server/protocol/step_warnings.h"
 
@@ -37,45 +35,17 @@ auto* FindLast(List& list, const std::string& id) {
   return it == list.rend() ? nullptr : &*it;
 }
 
-KnownRequest* FindOpen(JournalState& state, const std::string& id) {
-  KnownRequest* request = FindLast(*state.mutable_requests(), id);
-  return request == nullptr || IsFinal(request->status().state()) ? nullptr : request;
-}
-
-// Returns a number that is smallest of the request that ended first, and largest of open ones.
-uint64_t EndOrder(const KnownRequest& request) {
-  return IsFinal(request.status().state()) ? request.end_order() : std::numeric_limits<uint64_t>::max();
-}
-
-// Ends a request. RequestTable drops those first that ended first, and so does DropOldest.
-void End(v1::RequestState as, KnownRequest& request, const JournalState& state) {
-  uint64_t last = 0;
-  for (const KnownRequest& other : state.requests()) last = std::max(last, other.end_order());
-  request.mutable_status()->set_state(as);
-  request.set_end_order(last + 1);
-}
-
-void DropOldest(JournalState& state, uint64_t requests_kept) {
-  const auto& requests = state.requests();
-  auto finals = static_cast<uint64_t>(std::count_if(requests.begin(), requests.end(),
-                                                    [](const KnownRequest& r) { return IsFinal(r.status().state()); }));
-  for (; finals > requests_kept; --finals) {
-    const auto oldest = std::min_element(requests.begin(), requests.end(),
-                                         [](const auto& a, const auto& b) { return EndOrder(a) < EndOrder(b); });
-    state.add_expired_ids(oldest->request_id());
-    state.mutable_requests()->DeleteSubrange(static_cast<int>(oldest - requests.begin()), 1);
-  }
-  const int too_many = state.expired_ids_size() - static_cast<int>(kExpiredIdsMax);
-  if (too_many > 0) state.mutable_expired_ids()->DeleteSubrange(0, too_many);
-}
-
 // Lets go of the kept requests that are `useless`; the others stay in their order.
 template <typename Useless>
 void DropKept(const Useless& useless, JournalState& state, Files& dropped) {
   auto& kept = *state.mutable_kept();
   int left = 0;
   for (int i = 0; i < kept.size(); ++i) {
-    useless(kept[i]) ? dropped.push_back(kept[i].spool().name()) : kept.SwapElements(left++, i);
+    if (useless(kept[i])) {
+      dropped.push_back(kept[i].spool().name());
+    } else {
+      kept.SwapElements(left++, i);
+    }
   }
   kept.DeleteSubrange(left, kept.size() - left);
 }
@@ -105,7 +75,8 @@ void NameLineageOfRequest(const std::string& name, KnownRequest& request) {
   if (request.status().has_result()) request.mutable_status()->mutable_result()->set_lineage(name);
 }
 
-void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next, JournalState& state, Files& dropped) {
+void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next, JournalState& state,
+                  KnownRequests& requests, Files& dropped) {
   const uint64_t shared = SharedSteps(state, {lost.checkpoint(), lost.checkpoint_step()});
   for (KnownRequest& request : *state.mutable_requests()) {
     if (request.lineage() != lost.lineage()) continue;
@@ -114,7 +85,7 @@ void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next
       continue;
     }
     request.set_lost_step(lost.step());
-    if (!IsFinal(request.status().state())) End(v1::ROLLED_BACK, request, state);
+    if (!IsFinal(request.status().state())) requests.End(v1::ROLLED_BACK, request);
     request.mutable_status()->clear_result();
     request.clear_result();
   }
@@ -142,11 +113,11 @@ absl::Status BeginWith(const std::string& checkpoint, uint64_t step, const std::
   return absl::OkStatus();
 }
 
-absl::Status Fold(const internal::v1::LineageBegun& row, JournalState& state, Files& dropped) {
+absl::Status Fold(const internal::v1::LineageBegun& row, JournalState& state, KnownRequests& requests, Files& dropped) {
   if (row.has_lost()) {
     if (row.lost().lineage() != state.lineage())
       return Clash(absl::StrCat("lineage ", row.lost().lineage(), " is lost, and was not there"));
-    LoseRequests(row.lost(), row.name(), state, dropped);
+    LoseRequests(row.lost(), row.name(), state, requests, dropped);
     RETURN_IF_ERROR(BeginWith(row.lost().checkpoint(), row.lost().checkpoint_step(), row.name(), state));
   } else if (state.lineage().empty()) {
     RETURN_IF_ERROR(BeginWith(row.checkpoint(), row.step(), row.name(), state));
@@ -163,16 +134,10 @@ absl::Status Fold(const internal::v1::LineageBegun& row, JournalState& state, Fi
   return absl::OkStatus();
 }
 
-absl::Status Fold(const internal::v1::RequestAccepted& row, JournalState& state) {
-  if (FindOpen(state, row.request_id()) != nullptr)
+absl::Status Fold(const internal::v1::RequestAccepted& row, JournalState& state, KnownRequests& requests) {
+  if (requests.FindOpen(row.request_id()) != nullptr)
     return Clash(absl::StrCat("request ", row.request_id(), " is accepted twice"));
-  for (int i = 0; i < state.requests_size(); ++i) {  // its earlier, resumable end
-    if (state.requests(i).request_id() != row.request_id()) continue;
-    state.mutable_requests()->DeleteSubrange(i, 1);
-    break;
-  }
-  KnownRequest& request = *state.add_requests();
-  request.set_request_id(row.request_id());
+  KnownRequest& request = requests.Add(row.request_id());  // in the place of its earlier, resumable end
   request.set_digest(row.digest());
   request.set_lineage(state.lineage());
   request.set_bytes(row.bytes());
@@ -209,13 +174,13 @@ absl::Status Fold(const internal::v1::StepCommitted& row, JournalState& state) {
 template <typename Results>
 void AddResults(uint32_t k, const Results& results, KnownRequest& request) {
   auto& steps = *request.mutable_result()->mutable_steps();
-  while (steps.size() > static_cast<int>(k)) steps.RemoveLast();
+  while (static_cast<uint32_t>(steps.size()) > k) steps.RemoveLast();
   steps.Add(results.begin(), results.end());
   request.mutable_status()->set_state(v1::APPLIED);
 }
 
 // The step counts when it is committed; without spool, where nothing is committed, when it is applied.
-absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state, Files& dropped) {
+absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state, KnownRequests& requests, Files& dropped) {
   KeptRequest* kept = FindLast(*state.mutable_kept(), row.request_id());
   KeptStep* step = kept == nullptr ? nullptr : FindStep(*kept, row.k());
   if (step != nullptr) {
@@ -223,7 +188,7 @@ absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state, Fil
     step->set_weights_digest(row.weights_digest());
   }
   if (!row.has_result()) return absl::OkStatus();
-  KnownRequest* request = FindOpen(state, row.request_id());
+  KnownRequest* request = requests.FindOpen(row.request_id());
   if (request == nullptr) return Clash(absl::StrCat("a step of ", row.request_id(), " is applied, which is not open"));
   const v1::StepResult& result = row.result();
   if (result.outcome() == v1::StepResult::APPLIED) {
@@ -242,8 +207,8 @@ absl::Status Fold(const internal::v1::StepApplied& row, JournalState& state, Fil
   return absl::OkStatus();
 }
 
-absl::Status Fold(const internal::v1::StepsSkipped& row, JournalState& state) {
-  KnownRequest* request = FindOpen(state, row.request_id());
+absl::Status Fold(const internal::v1::StepsSkipped& row, KnownRequests& requests) {
+  KnownRequest* request = requests.FindOpen(row.request_id());
   if (request == nullptr) return Clash(absl::StrCat("steps of ", row.request_id(), " are skipped, which is not open"));
   const bool any_runs = std::any_of(row.results().begin(), row.results().end(), [](const v1::StepResult& result) {
     return result.outcome() != v1::StepResult::SKIPPED_EMPTY;
@@ -264,11 +229,12 @@ absl::Status Fold(const internal::v1::StepUndone& row, JournalState& state) {
   return absl::OkStatus();
 }
 
-absl::Status Fold(const internal::v1::RequestFinished& row, JournalState& state, Files& dropped) {
-  KnownRequest* request = FindOpen(state, row.request_id());
+absl::Status Fold(const internal::v1::RequestFinished& row, JournalState& state, KnownRequests& requests,
+                  Files& dropped) {
+  KnownRequest* request = requests.FindOpen(row.request_id());
   if (request == nullptr) return Clash(absl::StrCat("request ", row.request_id(), " ends, which is not open"));
   v1::RequestStatus& status = *request->mutable_status();
-  End(row.state(), *request, state);
+  requests.End(row.state(), *request);
   if (row.has_failure()) *status.mutable_failure() = row.failure();
   if (row.state() == v1::DONE) {
     CompleteResult(*request->mutable_result());
@@ -294,12 +260,8 @@ absl::Status Fold(const internal::v1::CheckpointSaved& row, JournalState& state,
   return absl::OkStatus();
 }
 
-KnownCheckpoint* FindKnownCheckpoint(JournalState& state, const std::string& name) {
-  return const_cast<KnownCheckpoint*>(FindCheckpoint(std::as_const(state), name));
-}
-
 absl::Status Fold(const internal::v1::CheckpointChanged& row, JournalState& state) {
-  KnownCheckpoint* known = FindKnownCheckpoint(state, row.name());
+  auto* known = const_cast<KnownCheckpoint*>(FindCheckpoint(state, row.name()));  // of the state, which may change
   if (known == nullptr) return Clash(absl::StrCat("checkpoint ", row.name(), " changes, which is not there"));
   if (row.has_pinned()) known->set_pinned(row.pinned());
   if (row.has_damage()) known->set_damage(row.damage());
@@ -319,13 +281,14 @@ absl::Status Fold(const internal::v1::CheckpointDropped& row, JournalState& stat
 
 }  // namespace
 
-absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState& state, Files& dropped) {
+absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState& state, KnownRequests& requests,
+                     Files& dropped) {
   switch (row.row_case()) {
     case JournalRow::kStarted:
       return Fold(row.started(), state);
     case JournalRow::kLineageBegun:
-      RETURN_IF_ERROR(Fold(row.lineage_begun(), state, dropped));
-      DropOldest(state, requests_kept);
+      RETURN_IF_ERROR(Fold(row.lineage_begun(), state, requests, dropped));
+      requests.DropOldest(requests_kept);
       return absl::OkStatus();
     case JournalRow::kModelLoaded:
       state.set_model_digest(row.model_loaded().model_digest());
@@ -333,19 +296,20 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
       state.set_model_config(row.model_loaded().config());
       return absl::OkStatus();
     case JournalRow::kAccepted:
-      return Fold(row.accepted(), state);
+      return Fold(row.accepted(), state, requests);
     case JournalRow::kCommitted:
       return Fold(row.committed(), state);
     case JournalRow::kApplied:
-      return Fold(row.applied(), state, dropped);
+      return Fold(row.applied(), state, requests, dropped);
     case JournalRow::kUndone:
       return Fold(row.undone(), state);
     case JournalRow::kFinished:
-      RETURN_IF_ERROR(Fold(row.finished(), state, dropped));
-      DropOldest(state, requests_kept);
+      RETURN_IF_ERROR(Fold(row.finished(), state, requests, dropped));
+      requests.DropOldest(requests_kept);
       return absl::OkStatus();
     case JournalRow::kSnapshot:
       state = row.snapshot();
+      requests.Read();
       return absl::OkStatus();
     case JournalRow::kCheckpointSaved:
       return Fold(row.checkpoint_saved(), state, dropped);
@@ -354,13 +318,27 @@ absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState
     case JournalRow::kCheckpointDropped:
       return Fold(row.checkpoint_dropped(), state);
     case JournalRow::kSkipped:
-      return Fold(row.skipped(), state);
+      return Fold(row.skipped(), requests);
     case JournalRow::ROW_NOT_SET:
       break;
   }
   if (row.GetReflection()->GetUnknownFields(row).empty()) return Clash("a row says nothing");
   return absl::FailedPreconditionError(
       "is of a kind that this version does not know: start the version that wrote it, or a newer one");
+}
+
+absl::Status FoldRow(JournalRow&& row, uint64_t requests_kept, JournalState& state, KnownRequests& requests) {
+  Files dropped;
+  if (!row.has_snapshot()) return FoldRow(std::as_const(row), requests_kept, state, requests, dropped);
+  state = std::move(*row.mutable_snapshot());
+  requests.Read();
+  return absl::OkStatus();
+}
+
+absl::Status FoldRow(const JournalRow& row, uint64_t requests_kept, JournalState& state) {
+  KnownRequests requests(&state);
+  Files dropped;
+  return FoldRow(row, requests_kept, state, requests, dropped);
 }
 
 uint64_t AppliedSteps(const JournalState& state) {

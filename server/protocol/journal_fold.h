@@ -14,22 +14,23 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/protocol/known_requests.h"
 #include "stemma/internal/v1/journal.pb.h"
 
 namespace stemma::server {
 
-// Adds to `dropped` the spooled files of the requests that the row lets go of; a snapshot lets go of none: it stands
-// for rows that did. Errors: DataLoss - the row cannot follow what was folded: no server wrote it after those rows;
+// Folds a row of those that follow each other. `requests`: of the state, for all rows that are folded into it. Adds to
+// `dropped` the spooled files of the requests that the row lets go of; a snapshot lets go of none: it stands for rows
+// that did. Errors: DataLoss - the row cannot follow what was folded: no server wrote it after those rows;
 // FailedPrecondition - it is of a kind that a newer version writes.
 absl::Status FoldRow(const internal::v1::JournalRow& row, uint64_t requests_kept, internal::v1::JournalState& state,
-                     std::vector<std::string>& dropped);
-
-// Does the same for whoever does not ask for the files.
-inline absl::Status FoldRow(const internal::v1::JournalRow& row, uint64_t requests_kept,
-                            internal::v1::JournalState& state) {
-  std::vector<std::string> dropped;
-  return FoldRow(row, requests_kept, state, dropped);
-}
+                     KnownRequests& requests, std::vector<std::string>& dropped);
+// The same, for whoever does not ask for the files. Takes over what a snapshot holds, which may be large, in place of a
+// copy.
+absl::Status FoldRow(internal::v1::JournalRow&& row, uint64_t requests_kept, internal::v1::JournalState& state,
+                     KnownRequests& requests);
+// Folds a single row, at a cost that grows with the requests that are kept.
+absl::Status FoldRow(const internal::v1::JournalRow& row, uint64_t requests_kept, internal::v1::JournalState& state);
 
 // The steps that every rank has applied: `step`, unless the last decision was not carried out yet.
 uint64_t AppliedSteps(const internal::v1::JournalState& state);

@@ -6,6 +6,19 @@
 #include "glog/logging.h"
 
 namespace stemma::server {
+namespace {
+
+// Returns what log-probs and traces take in memory: for short responses many times the bytes in which they travel.
+uint64_t MemoryOfDetails(const UpdateRecord& record) {
+  uint64_t bytes = 0;
+  for (const auto& result : record.results) bytes += result->SpaceUsedLong();
+  for (const v1::StepResult& step : record.status.result().steps()) {
+    if (step.has_trace()) bytes += step.trace().SpaceUsedLong();
+  }
+  return bytes;
+}
+
+}  // namespace
 
 v1::RequestStatus ListedStatus(const v1::RequestStatus& status) {
   v1::RequestStatus listed;
@@ -36,11 +49,13 @@ UpdateRecord& RequestTable::Insert(UpdateRecord record) {
     CHECK(old->final()) << record.id << " is open";
     result_bytes_ -= old->result_bytes;
     std::erase(finals_, old->sequence);
+    std::erase(detailed_, old->sequence);
     records_.erase(old->sequence);
   }
-  ++open_count_;
   open_bytes_ += record.bytes;
-  return Add(std::move(record));
+  UpdateRecord& added = Add(std::move(record));
+  open_.emplace(added.sequence, &added);
+  return added;
 }
 
 UpdateRecord& RequestTable::Add(UpdateRecord record) {
@@ -70,14 +85,12 @@ void RequestTable::Finalize(UpdateRecord& record) {
   record.ended = true;
   record.plan = RequestPlan();
   record.request.reset();  // last: what is freed before goes back to the system with a large one
-  --open_count_;
+  CHECK_EQ(open_.erase(record.sequence), 1u) << record.id;
   open_bytes_ -= record.bytes;
-  for (const auto& result : record.results) record.result_bytes += result->ByteSizeLong();
-  for (const v1::StepResult& step : record.status.result().steps()) {
-    if (step.has_trace()) record.result_bytes += step.trace().ByteSizeLong();
-  }
+  record.result_bytes = MemoryOfDetails(record);
   result_bytes_ += record.result_bytes;
   finals_.push_back(record.sequence);
+  if (record.result_bytes > 0) detailed_.push_back(record.sequence);
   DropOldResults();
   while (finals_.size() > requests_kept_) Expire(finals_.front());
 }
@@ -85,6 +98,7 @@ void RequestTable::Finalize(UpdateRecord& record) {
 void RequestTable::Expire(uint64_t sequence) {
   CHECK_EQ(sequence, finals_.front());
   finals_.pop_front();
+  if (!detailed_.empty() && detailed_.front() == sequence) detailed_.pop_front();
   const UpdateRecord& record = records_.at(sequence);
   result_bytes_ -= record.result_bytes;
   sequence_of_.erase(record.id);
@@ -112,9 +126,10 @@ void RequestTable::DropResults(UpdateRecord& record) {
 }
 
 void RequestTable::DropOldResults() {
-  for (auto it = finals_.begin(); it != finals_.end() && result_bytes_ > result_bytes_max_; ++it) {
-    UpdateRecord& record = records_.at(*it);
-    if (record.result_bytes > 0) DropDetails(record);
+  while (result_bytes_ > result_bytes_max_) {
+    CHECK(!detailed_.empty());
+    DropDetails(records_.at(detailed_.front()));
+    detailed_.pop_front();
   }
 }
 
@@ -126,9 +141,7 @@ std::vector<UpdateRecord*> RequestTable::InOrder() {
 
 std::vector<UpdateRecord*> RequestTable::Open() {
   std::vector<UpdateRecord*> records;
-  for (auto& [sequence, record] : records_) {
-    if (!record.final()) records.push_back(&record);
-  }
+  for (auto& [sequence, record] : open_) records.push_back(record);
   return records;
 }
 

@@ -6,7 +6,9 @@
 //      they are read back.
 //  (2) at most `requests_kept` final records; an id that was dropped is remembered as expired, so that a late repeat is
 //      refused and never runs twice (the oldest of kExpiredIdsMax are forgotten).
-//  (3) log-probs and traces of final records are at most `result_bytes_max` together, oldest dropped first.
+//  (3) log-probs and traces of final records take at most `result_bytes_max` of memory together, oldest dropped first.
+//  (4) open_ has the open records and no others: who asks for them pays nothing for final ones, of which there may be
+//      many more.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +45,7 @@ struct UpdateRecord {
   std::optional<uint64_t> lost_step;  // its lineage was lost at this step: ROLLED_BACK, whatever it was
   bool resumable = false;             // final, but a repeat runs it again (ATTEMPTS_EXHAUSTED)
   std::vector<std::shared_ptr<const v1::GroupResult>> results;
-  uint64_t result_bytes = 0;  // of log-probs and trace, once final
+  uint64_t result_bytes = 0;  // of memory: log-probs and traces, once final
   bool results_dropped = false;
   bool ended = false;
   uint64_t end_order = 0;  // of a record that is restored, KnownRequest's
@@ -81,7 +83,7 @@ class RequestTable {
 
   std::vector<UpdateRecord*> InOrder();  // oldest first
   std::vector<UpdateRecord*> Open();     // oldest first
-  uint64_t open_count() const { return open_count_; }
+  uint64_t open_count() const { return open_.size(); }
   uint64_t open_bytes() const { return open_bytes_; }
 
  private:
@@ -92,10 +94,12 @@ class RequestTable {
 
   const uint64_t requests_kept_, result_bytes_max_;
   uint64_t next_sequence_ = 1;
-  uint64_t open_count_ = 0, open_bytes_ = 0, result_bytes_ = 0;
+  uint64_t open_bytes_ = 0, result_bytes_ = 0;
   std::map<uint64_t, UpdateRecord> records_;  // by sequence
+  std::map<uint64_t, UpdateRecord*> open_;    // of records_, by sequence
   std::map<std::string, uint64_t> sequence_of_;
-  std::deque<uint64_t> finals_;  // in the order they became final
+  std::deque<uint64_t> finals_;    // in the order they became final
+  std::deque<uint64_t> detailed_;  // in the same order: those that have log-probs or traces, or had them
   absl::flat_hash_set<std::string> expired_;
   std::deque<std::string> expired_order_;
 };

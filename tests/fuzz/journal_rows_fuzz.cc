@@ -20,8 +20,9 @@ using internal::v1::JournalState;
 using server::PlayedLife;
 
 bool Fold(const std::vector<JournalRow>& rows, JournalState& state) {
+  server::KnownRequests requests(&state);
   for (const JournalRow& row : rows) {
-    if (!server::FoldRow(row, server::kPlayedRequestsKept, state).ok()) return false;
+    if (!server::FoldRow(JournalRow(row), server::kPlayedRequestsKept, state, requests).ok()) return false;
   }
   return true;
 }

@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "server/protocol/checkpoint_rules.h"
 #include "tests/server/store/checkpoint_files.h"
+#include "tests/testing/counted_allocations.h"
 #include "tests/testing/status_matchers.h"
 
 namespace stemma::server {
@@ -109,6 +110,21 @@ void KeepKnown(const std::string& folder) {
   ASSERT_THAT(journal->Append(1, row.SerializeAsString(), /*settles=*/true), IsOk());
 }
 
+void JournalWithRequests(const std::string& folder, int requests) {
+  internal::v1::JournalRow row;
+  internal::v1::JournalState& state = *row.mutable_snapshot();
+  state.set_epoch(1);
+  state.set_lineage("lineage-1");
+  for (int i = 0; i < requests; ++i) {
+    internal::v1::KnownRequest& known = *state.add_requests();
+    known.set_request_id("r-" + std::to_string(i));
+    known.mutable_status()->set_state(v1::DONE);
+  }
+  absl::StatusOr<Journal> journal = Journal::Open(folder);
+  ASSERT_THAT(journal, IsOk());
+  ASSERT_THAT(journal->Append(1, row.SerializeAsString(), /*settles=*/true), IsOk());
+}
+
 // The journal knows of one that is gone; its weights are not the ones that are loaded.
 TEST_F(FirstWeightsTest, RecoveryBeginsWithACheckpointThatIsThere) {
   KeepKnown(folder_.path());
@@ -122,6 +138,22 @@ TEST_F(FirstWeightsTest, RecoveryBeginsWithACheckpointThatIsThere) {
   }
   EXPECT_EQ(ChooseFirst("", /*replays=*/true, *storage), "step-4");
   EXPECT_EQ(ChooseFirst("named", /*replays=*/true, *storage), "named");
+}
+
+// What is known of requests may be a gigabyte, and is of no use to whoever chooses.
+TEST_F(FirstWeightsTest, ChoosingCopiesNoRequest) {
+  const auto allocations = [](int requests) {
+    const TempFolder folder;
+    JournalWithRequests(folder.path(), requests);
+    const std::unique_ptr<Storage> storage = std::move(Storage::Open(folder.path(), /*requests_kept=*/1000)).value();
+    EXPECT_EQ(storage->state().requests_size(), requests);
+    return testing::AllocationsOf([&] {
+             EXPECT_EQ(ChooseFirst("", /*replays=*/true, *storage), "");
+             EXPECT_THAT(CheckKeptRequests(/*replays=*/true, *storage), IsOk());
+           })
+        .bytes;
+  };
+  EXPECT_EQ(allocations(1), allocations(1000));
 }
 
 class KeptOfAnotherVersionTest : public FirstWeightsTest {

@@ -217,6 +217,37 @@ TEST_F(AnswersTest, AServerWhoseJournalKnowsAModelRecovers) {
   EXPECT_EQ(AnswerTo<v1::ModelInfo>(GetModelEvent{10}).state(), v1::ModelInfo::RECOVERING);
 }
 
+// Also of those that wait behind one that ended, and of that.
+TEST_F(AnswersTest, AListTellsOfEachWhatIsToldOfItAlone) {
+  CoordinatorOptions options = AnsweringOptions(1);
+  options.journal.set_lineage("L-1");
+  options.config.set_durability(v1::REPLAY);
+  const std::vector<std::string> ids = {"a", "b", "ended", "c", "d"};
+  for (const std::string& id : ids) {
+    internal::v1::KnownRequest& known = *options.journal.add_requests();
+    known.set_request_id(id);
+    known.set_lineage("L-1");
+    known.mutable_status()->set_request_id(id);
+    known.mutable_status()->set_state(id == "ended" ? v1::CANCELLED : v1::ACCEPTED);
+    if (id == "ended") continue;
+    internal::v1::KeptRequest& kept = *options.journal.add_kept();
+    kept.set_request_id(id);
+    kept.set_open(true);
+    kept.mutable_spool()->set_name("spool-" + id);
+  }
+  Begin(options);
+  Handle(CancelEvent{10, "b"});
+  const auto list = AnswerTo<v1::ListRequestsResponse>(ListRequestsEvent{11});
+  ASSERT_EQ(list.requests_size(), 5);
+  std::vector<uint32_t> places;
+  for (const v1::RequestStatus& listed : list.requests()) {
+    places.push_back(listed.queue_position());
+    const auto alone = AnswerTo<v1::RequestStatus>(GetRequestEvent{12, listed.request_id(), {}});
+    EXPECT_EQ(listed.SerializeAsString(), alone.SerializeAsString()) << listed.request_id();
+  }
+  EXPECT_EQ(places, (std::vector<uint32_t>{1, 0, 0, 2, 3}));
+}
+
 // A journal may say anything that its checks let pass.
 TEST_F(AnswersTest, ARequestWithMoreStepsThanItsTotalAddsNone) {
   CoordinatorOptions options = AnsweringOptions(1);

@@ -10,6 +10,8 @@ namespace stemma::server {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
 
 CallJob LogProb(CallId call, uint64_t bytes) {
   auto request = std::make_shared<TrainingRequest>();
@@ -30,6 +32,7 @@ TEST(JobQueueTest, JobsLeaveInTheirOrderAndOneThatIsPutBackIsNext) {
   queue.AddUpdate("b");
   EXPECT_EQ(queue.PlaceOf("a"), 1u);
   EXPECT_EQ(queue.PlaceOf("b"), 3u);
+  EXPECT_THAT(queue.Places(), UnorderedElementsAre(Pair("a", 1u), Pair(pass, 2u), Pair("b", 3u)));
   EXPECT_EQ(queue.TakeNext(), "a");
   EXPECT_EQ(queue.PlaceOf("a"), std::nullopt) << "it runs";
   queue.PutBack("a");

@@ -1,5 +1,5 @@
-// Which ended requests are still known: the table of a running server and the journal, which the next one starts from,
-// drop the same ones. What happens is drawn; STEMMA_SEED draws something else.
+// Which requests are known: the table of a running server and the journal, which the next one starts from, drop the
+// same ended ones, and hold the same open ones. What happens is drawn; STEMMA_SEED draws something else.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -27,8 +27,9 @@ class RequestExpiryTest : public ::testing::TestWithParam<uint32_t> {
   size_t Below(size_t count) { return random_() % count; }
 
   void Fold(const internal::v1::JournalRow& row) {
-    const absl::Status status = FoldRow(row, kRequestsKept, state_);
+    const absl::Status status = FoldRow(internal::v1::JournalRow(row), kRequestsKept, state_, *requests_);
     ASSERT_TRUE(status.ok()) << status;
+    ASSERT_TRUE(FoldRow(row, kRequestsKept, folded_alone_).ok());
   }
 
   void Accept(const std::string& id) {
@@ -50,8 +51,24 @@ class RequestExpiryTest : public ::testing::TestWithParam<uint32_t> {
     open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(place));
   }
 
+  // Returns a new id, or that of one which ended, is known, and may run again.
+  std::string DrawId(int number) {
+    std::vector<std::string> ended;
+    for (const UpdateRecord* record : table_->InOrder()) {
+      if (record->final()) ended.push_back(record->id);
+    }
+    return ended.empty() || Below(4) > 0 ? "r" + std::to_string(number) : ended[Below(ended.size())];
+  }
+
+  void Compact() {
+    internal::v1::JournalRow row;
+    *row.mutable_snapshot() = state_;
+    Fold(row);
+  }
+
   // Starts the next server, which has what the journal says.
   void Restart() {
+    requests_.emplace(&state_);
     table_.emplace(kRequestsKept);
     for (const std::string& id : state_.expired_ids()) table_->RestoreExpired(id);
     for (const internal::v1::KnownRequest& known : state_.requests()) {
@@ -66,25 +83,36 @@ class RequestExpiryTest : public ::testing::TestWithParam<uint32_t> {
   void ExpectTheSame() {
     std::set<std::string> of_table, of_journal;
     for (const UpdateRecord* record : table_->InOrder()) of_table.insert(record->id);
-    for (const internal::v1::KnownRequest& known : state_.requests()) of_journal.insert(known.request_id());
+    std::vector<std::string> open_of_table, open_of_journal;  // in their order
+    for (const UpdateRecord* record : table_->Open()) open_of_table.push_back(record->id);
+    for (const internal::v1::KnownRequest& known : state_.requests()) {
+      of_journal.insert(known.request_id());
+      if (!IsFinal(known.status().state())) open_of_journal.push_back(known.request_id());
+    }
+    EXPECT_EQ(state_.SerializeAsString(), folded_alone_.SerializeAsString()) << "STEMMA_SEED=" << seed_;
     EXPECT_EQ(of_table, of_journal) << "STEMMA_SEED=" << seed_;
+    EXPECT_EQ(open_of_table, open_of_journal) << "STEMMA_SEED=" << seed_;
+    EXPECT_EQ(table_->open_count(), open_of_journal.size()) << "STEMMA_SEED=" << seed_;
     for (const std::string& id : state_.expired_ids())
       EXPECT_TRUE(table_->IsExpired(id)) << id << ", STEMMA_SEED=" << seed_;
   }
 
   const uint32_t seed_;
   std::mt19937 random_;
-  internal::v1::JournalState state_;
+  internal::v1::JournalState state_, folded_alone_;  // each row by all that were folded before, and by itself
+  std::optional<KnownRequests> requests_{&state_};
   std::optional<RequestTable> table_{std::in_place, kRequestsKept};
   std::vector<std::string> open_;
 };
 
-TEST_P(RequestExpiryTest, TableAndJournalDropTheSameRequests) {
+TEST_P(RequestExpiryTest, TableAndJournalKnowTheSameRequests) {
   for (int number = 0; number < 60; ++number) {
-    if (const size_t kind = Below(8); kind == 0) {
+    if (const size_t kind = Below(9); kind == 0) {
       Restart();
-    } else if (kind < 4 || open_.empty()) {
-      Accept("r" + std::to_string(number));
+    } else if (kind == 1) {
+      Compact();
+    } else if (kind < 5 || open_.empty()) {
+      Accept(DrawId(number));
     } else {
       End(Below(open_.size()));  // the running one, or any that is cancelled
     }

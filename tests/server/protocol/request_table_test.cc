@@ -1,6 +1,7 @@
 // What is kept of requests, and for how long.
 #include "server/protocol/request_table.h"
 
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -56,7 +57,7 @@ TEST(RequestTableTest, ResultsThatAreDroppedAreCountedNoMore) {
   record.status.mutable_result()->add_warnings("w");
   UpdateRecord& kept = table.Insert(std::move(record));
   table.Finalize(kept);
-  EXPECT_EQ(kept.result_bytes, chunk->ByteSizeLong());
+  EXPECT_EQ(kept.result_bytes, chunk->SpaceUsedLong());
   table.DropResults(kept);
   EXPECT_TRUE(kept.results.empty());
   EXPECT_TRUE(kept.results_dropped);
@@ -64,16 +65,43 @@ TEST(RequestTableTest, ResultsThatAreDroppedAreCountedNoMore) {
   EXPECT_FALSE(kept.status.has_result());
 }
 
-UpdateRecord Traced(const std::string& id) {
+// Log-probs of responses of three tokens: a rollout is 12 bytes of them and a name.
+std::shared_ptr<const v1::GroupResult> ShortResults(int rollouts) {
+  auto group = std::make_shared<v1::GroupResult>();
+  group->set_uid("g");
+  for (int i = 0; i < rollouts; ++i) {
+    v1::RolloutResult& rollout = *group->add_rollouts();
+    rollout.set_rollout_id("g/" + std::to_string(i));
+    rollout.set_log_probs(std::string(12, 'x'));
+  }
+  return group;
+}
+
+// The limit is there so that the rest of the machine's memory stays what it was.
+TEST(RequestTableTest, ResultsCountAsTheMemoryThatTheyTake) {
+  constexpr int kGroups = 4, kRollouts = 64;
+  UpdateRecord record = Record("a");
+  for (int i = 0; i < kGroups; ++i) record.results.push_back(ShortResults(kRollouts));
+  const uint64_t sent_bytes = kGroups * record.results[0]->ByteSizeLong();
+  RequestTable table(/*requests_kept=*/2);
+  UpdateRecord& kept = table.Insert(std::move(record));
+  table.Finalize(kept);
+  EXPECT_GE(kept.result_bytes, kGroups * kRollouts * (sizeof(v1::RolloutResult) + 2 * sizeof(std::string)));
+  EXPECT_GT(kept.result_bytes, 4 * sent_bytes) << "control: what is sent says little of it";
+}
+
+UpdateRecord Traced(const std::string& id, int steps = 1) {
   UpdateRecord record = Record(id);
-  v1::StepResult& step = *record.status.mutable_result()->add_steps();
-  step.set_step(7);
-  step.mutable_trace()->add_ranks()->mutable_spans()->add_spans()->set_name("gradients");
+  for (int i = 0; i < steps; ++i) {
+    v1::StepResult& step = *record.status.mutable_result()->add_steps();
+    step.set_step(7);
+    step.mutable_trace()->add_ranks()->mutable_spans()->add_spans()->set_name("gradients");
+  }
   return record;
 }
 
 TEST(RequestTableTest, TracesCountAsResultsAndTheOldestAreDropped) {
-  const uint64_t bytes = Traced("a").status.result().steps(0).trace().ByteSizeLong();
+  const uint64_t bytes = Traced("a").status.result().steps(0).trace().SpaceUsedLong();
   RequestTable table(/*requests_kept=*/9, /*result_bytes_max=*/2 * bytes);
   for (const char* id : {"a", "b", "c"}) table.Finalize(table.Insert(Traced(id)));
   const UpdateRecord& oldest = *table.Find("a");
@@ -85,6 +113,23 @@ TEST(RequestTableTest, TracesCountAsResultsAndTheOldestAreDropped) {
     EXPECT_TRUE(table.Find(id)->status.result().steps(0).has_trace()) << id;
     EXPECT_EQ(table.Find(id)->result_bytes, bytes) << id;
   }
+}
+
+// Nothing is left to drop of "a", whose results went with its lineage, nor of "b", which is no longer known.
+TEST(RequestTableTest, ResultsThatAreGoneAreNotDroppedInThePlaceOfOthers) {
+  const uint64_t bytes = Traced("a").status.result().steps(0).trace().SpaceUsedLong();
+  RequestTable table(/*requests_kept=*/3, /*result_bytes_max=*/3 * bytes);
+  const auto end = [&](UpdateRecord record) { table.Finalize(table.Insert(std::move(record))); };
+  for (const char* id : {"a", "b"}) end(Traced(id));
+  table.DropResults(*table.Find("a"));
+  for (const char* id : {"c", "d"}) end(Traced(id));
+  EXPECT_EQ(table.Find("a"), nullptr);
+  for (const char* id : {"b", "c", "d"}) EXPECT_EQ(table.Find(id)->result_bytes, bytes) << id;
+  end(Record("none"));
+  EXPECT_EQ(table.Find("b"), nullptr);
+  end(Traced("long", /*steps=*/3));
+  EXPECT_EQ(table.Find("d")->result_bytes, 0u) << "the oldest that is still known";
+  EXPECT_EQ(table.Find("long")->result_bytes, 3 * bytes);
 }
 
 TEST(RequestTableTest, AFinishedIdMayBeTakenAgain) {
@@ -99,7 +144,7 @@ TEST(RequestTableTest, AFinishedIdMayBeTakenAgain) {
 }
 
 TEST(RequestTableTest, ResultsOfOneWhoseIdIsTakenAgainCountNoMore) {
-  const uint64_t bytes = Traced("a").status.result().steps(0).trace().ByteSizeLong();
+  const uint64_t bytes = Traced("a").status.result().steps(0).trace().SpaceUsedLong();
   RequestTable table(/*requests_kept=*/9, /*result_bytes_max=*/2 * bytes);
   for (const char* id : {"a", "b", "a"}) table.Finalize(table.Insert(Traced(id)));
   for (const char* id : {"a", "b"}) EXPECT_TRUE(table.Find(id)->status.result().steps(0).has_trace()) << id;
