@@ -42,8 +42,15 @@ bool Applies(const KeptRequest& kept) {
                      [](const KeptStep& step) { return step.decision().outcome() == v1::StepResult::APPLIED; });
 }
 
-// Checks that the last step alone may not be applied yet, and is of an open request: a step is decided once the one
-// before it was applied, and a request ends once all of its own were.
+// Returns how many of a request's steps have a result.
+uint64_t StepsEnded(const JournalState& state, const std::string& id) {
+  const auto& all = state.requests();
+  const auto it = std::find_if(all.rbegin(), all.rend(), [&](const auto& known) { return known.request_id() == id; });
+  return it == all.rend() ? 0 : static_cast<uint64_t>(it->result().steps_size());
+}
+
+// Checks that the last step alone may not be applied yet, and is the next one of an open request: a step is decided
+// once all before it have a result, and a request ends once all of its own do.
 absl::Status CheckApplied(const JournalState& state) {
   const KeptRequest* waits = nullptr;
   for (const KeptRequest& kept : state.kept()) {
@@ -54,7 +61,12 @@ absl::Status CheckApplied(const JournalState& state) {
       waits = &kept;
     }
   }
-  return absl::OkStatus();
+  if (waits == nullptr) return absl::OkStatus();
+  const uint64_t next = StepsEnded(state, waits->request_id());
+  const uint32_t k = waits->steps().rbegin()->decision().k();
+  if (k == next) return absl::OkStatus();
+  return Wrong(
+      absl::StrCat("step k=", k, " of ", waits->request_id(), " is decided, and k=", next, " is the next one"));
 }
 
 // Steps in their order: each that is applied counts one more, and the last of them is the lineage's.

@@ -48,6 +48,7 @@ JournalState GoodState() {
   AddKnown("b", v1::APPLIED, state);
   AddKept("b", /*open=*/true, {{0, 4}, {2, 5}}, state);
   state.mutable_kept()->rbegin()->mutable_steps(1)->set_applied(false);  // decided, and not applied yet
+  for (int k = 0; k < 2; ++k) state.mutable_requests()->rbegin()->mutable_result()->add_steps();
   AddKnown("waits", v1::ACCEPTED, state);
   for (const char* name : {"one", "two"}) state.add_checkpoints()->set_name(name);
   return state;
@@ -90,6 +91,10 @@ TEST(JournalChecksTest, WhatNoServerLeavesIsRefusedByWhatIsWrong) {
       {"step 4 of b follows step 1", [](JournalState& s) { s.mutable_kept()->DeleteSubrange(1, 1); }},
       {"k=0 of a", [](JournalState& s) { s.mutable_kept(1)->mutable_steps(1)->mutable_decision()->set_k(0); }},
       {"a step of b was passed over", [](JournalState& s) { s.mutable_kept(2)->mutable_steps(0)->set_applied(false); }},
+      {"step k=2 of b is decided, and k=1 is the next one",
+       [](JournalState& s) { s.mutable_requests(2)->mutable_result()->mutable_steps()->RemoveLast(); }},
+      {"step k=4294967294 of b is decided, and k=2 is the next one",
+       [](JournalState& s) { s.mutable_kept(2)->mutable_steps(1)->mutable_decision()->set_k(4294967294); }},
       {"a ended before", [](JournalState& s) { s.mutable_kept(1)->mutable_steps(1)->set_applied(false); }},
       {"old ended before", [](JournalState& s) { s.mutable_kept(0)->mutable_steps(0)->set_applied(false); }},
       {"checkpoint one is there twice", [](JournalState& s) { s.mutable_checkpoints(1)->set_name("one"); }},
