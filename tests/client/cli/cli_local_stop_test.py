@@ -91,6 +91,7 @@ class CliLocalStopTest(LocalCase):
             (server,) = wait_for(lambda: children_of(local.pid), "the server")
             wait_for((self.directory / "server.argv").exists, "its start")
             os.kill(server, signal.SIGSTOP)  # until its own signal is pending too
+            wait_for(lambda: "\nState:\tT" in pathlib.Path(f"/proc/{server}/status").read_text(), "its stop")
             os.kill(server, signal.SIGTERM)
             local.send(signal.SIGTERM)
             os.kill(server, signal.SIGCONT)

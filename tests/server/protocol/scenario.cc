@@ -243,7 +243,7 @@ class Scenario {
     }
     if (name == "submit") return SubmitEvent{command.Id(1), MakeUpdate(command)};
     if (name == "log_prob") return SubmitEvent{command.Id(1), MakeLogProb(command)};
-    if (name == "export") return MakeExport(command);
+    if (name == "export") return ExportEvent{command.Id(1), MakeExport(command)};
     if (name == "get") return MakeGet(command);
     if (name == "cancel") return CancelEvent{command.Id(1), command.words.at(2)};
     if (name == "results") return ReadResultsEvent{command.Id(1), command.words.at(2)};
@@ -254,14 +254,6 @@ class Scenario {
     if (name == "planned") return Planned(command.Id(1), command.Has("fail"));
     if (const auto call = CheckpointCallOf(name, command)) return *call;
     return WorkerEvent(name, command);
-  }
-
-  static Event MakeExport(const Command& command) {
-    v1::ExportWeightsRequest request;
-    request.set_name(command.words.at(2));
-    if (command.Has("lineage")) request.set_expected_lineage(command.options.at("lineage"));
-    if (command.Has("dtype")) request.set_dtype(command.options.at("dtype"));
-    return ExportEvent{command.Id(1), request};
   }
 
   static Event MakeGet(const Command& command) {

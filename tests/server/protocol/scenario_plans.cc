@@ -157,4 +157,12 @@ std::shared_ptr<const TrainingRequest> MakeLogProb(const Command& command) {
   return request;
 }
 
+v1::ExportWeightsRequest MakeExport(const Command& command) {
+  v1::ExportWeightsRequest request;
+  request.set_name(command.words.at(2));
+  if (command.Has("lineage")) request.set_expected_lineage(command.options.at("lineage"));
+  if (command.Has("dtype")) request.set_dtype(command.options.at("dtype"));
+  return request;
+}
+
 }  // namespace stemma::server

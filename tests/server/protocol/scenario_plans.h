@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/protocol/request_plan.h"
+#include "stemma/v1/training.pb.h"
 
 namespace stemma::server {
 
@@ -40,5 +41,6 @@ absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, uint32_t nu
 
 std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command);
 std::shared_ptr<const TrainingRequest> MakeLogProb(const Command& command);
+v1::ExportWeightsRequest MakeExport(const Command& command);
 
 }  // namespace stemma::server
