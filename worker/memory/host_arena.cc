@@ -18,7 +18,7 @@ absl::StatusOr<std::unique_ptr<HostArena>> HostArena::Create(int64_t capacity_by
   arena->slabs_.Give(all);
   if (page_lock != nullptr) {
     // Blocks may lie anywhere in the slab, which may be larger than the capacity.
-    const absl::Status status = page_lock->Lock(all, static_cast<int64_t>(arena->slabs_.mapped_bytes()));
+    absl::Status status = page_lock->Lock(all, static_cast<int64_t>(arena->slabs_.mapped_bytes()));
     if (absl::IsUnavailable(status)) return status;  // the device has failed
     if (!status.ok()) {
       return absl::Status(
