@@ -22,6 +22,7 @@
 namespace stemma::worker {
 
 inline constexpr char kMomentsFolder[] = "optim";
+inline constexpr char kConfigFile[] = "config.json", kIndexFile[] = "model.safetensors.index.json";
 
 enum class StateKind { kMaster, kExpAvg, kExpAvgSq };
 inline constexpr StateKind kStateKinds[] = {StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq};

@@ -45,7 +45,7 @@ absl::Status CheckFolder(const std::string& path) {
 // Refuses links among the files that are read, which a checkpoint is saved without. Chat templates, which are not, may
 // be links that somebody put here later.
 absl::Status CheckNoLinks(const ModelDirectory& directory) {
-  std::vector<std::string> names = {"config.json", "model.safetensors.index.json"};
+  std::vector<std::string> names = {kConfigFile, kIndexFile};
   for (const WeightFile& file : directory.shards) names.push_back(file.file_name);
   for (const std::string& name : names) {
     const std::string path = absl::StrCat(directory.path, "/", name);

@@ -17,8 +17,6 @@ namespace {
 
 // Hashed and written at a time, so that the second of the two finds it in the caches.
 constexpr size_t kWriteBytes = size_t{1} << 20;
-constexpr char kConfig[] = "config.json";
-constexpr char kIndex[] = "model.safetensors.index.json";
 
 // Appends the next bytes of what was begun.
 absl::Status AppendBytes(PartWriter& writer, std::string_view bytes, const std::atomic<bool>& cancelled) {
@@ -55,9 +53,9 @@ absl::StatusOr<std::string> CheckpointConfig(const CheckpointFiles& files, const
 // A file without tensors as a share: all of it is its front.
 absl::StatusOr<FileShare> OtherFile(const CheckpointFiles& files, const std::string& name, const std::string& path) {
   FileShare share = {.name = name, .kind = StateKind::kMaster, .front = files.index, .pieces = {}};
-  if (name == kIndex) return share;
+  if (name == kIndexFile) return share;
   ASSIGN_OR_RETURN(share.front, ReadFile(path, kOtherFileBytesMax));
-  if (name == kConfig) {
+  if (name == kConfigFile) {
     ASSIGN_OR_RETURN(share.front, CheckpointConfig(files, path, share.front));
   }
   return share;
