@@ -65,11 +65,9 @@ bool JobRunner::StartUpdate(UpdateRecord& record) {
                     (kept == nullptr || PlanProblem(record.plan.report, p_.options.model, p_.gang.config()).empty());
   if (!here) {
     CHECK(kept != nullptr) << record.id << " is open and not kept";
+    const std::string id = record.id;
     std::optional<LoadedRequest> loaded = TakeKept(*kept);
-    if (!loaded) {
-      if (!record.final()) p_.jobs.queue().PutBack(record.id);
-      return record.final();
-    }
+    if (!loaded) return !PutBackUnlessEnded(id);
     record.request = std::move(loaded->request);
     record.plan = std::move(loaded->plan);
   }
@@ -83,6 +81,14 @@ bool JobRunner::StartUpdate(UpdateRecord& record) {
   } else {
     steps_->Start(record);
   }
+  return true;
+}
+
+// Looks the record up again: one that has ended may be gone, for only so many of those are kept.
+bool JobRunner::PutBackUnlessEnded(const std::string& id) {
+  const UpdateRecord* record = p_.jobs.table().Find(id);
+  if (record == nullptr || record->final()) return false;
+  p_.jobs.queue().PutBack(id);
   return true;
 }
 

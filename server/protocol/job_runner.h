@@ -48,7 +48,10 @@ class JobRunner {
   bool StartAgain(const internal::v1::KeptRequest& kept);
   bool StartUpdate(UpdateRecord& record);
   bool CannotComputeAgain(const std::string& id, const absl::Status& why);
-  // Nullopt: it is on its way, or the server has stopped because it cannot be read.
+  // False: it has ended.
+  bool PutBackUnlessEnded(const std::string& id);
+  // Nullopt: it is on its way, or cannot be read or planned. Then it has ended, or all requests have: records that the
+  // caller holds may be gone.
   std::optional<LoadedRequest> TakeKept(const internal::v1::KeptRequest& kept);
   void Start(const std::string& id, const LogProbJob& job);
   void Start(const std::string& id, const ExportJob& job);

@@ -24,10 +24,14 @@ Allocations AllocationsOf(const Work& work) {
 
 }  // namespace stemma::testing
 
-void* operator new(size_t bytes) {
+// A sanitizer's own would not come from malloc, which gives it back.
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   ++stemma::testing::allocations_of_thread.count;
   stemma::testing::allocations_of_thread.bytes += static_cast<int64_t>(bytes);
-  if (void* memory = std::malloc(bytes)) return memory;
+  return std::malloc(bytes);
+}
+void* operator new(size_t bytes) {
+  if (void* memory = operator new(bytes, std::nothrow)) return memory;
   throw std::bad_alloc();
 }
 void operator delete(void* memory) noexcept { std::free(memory); }

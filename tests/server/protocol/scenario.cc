@@ -25,8 +25,6 @@ namespace {
 
 using internal::v1::StepKey;
 
-constexpr uint64_t kRequestsKept = 3;
-
 class Scenario {
  public:
   Scenario() { Begin(); }
@@ -40,6 +38,7 @@ class Scenario {
     if (name == "mesh" || name == "replays") {  // first of all
       SetMesh(command);
       replays_ |= name == "replays";
+      requests_kept_ = command.Get("kept", requests_kept_);
       dtype_ = command.Text("dtype");
       journal_.Clear();
       num_rows_ = 0;
@@ -176,7 +175,7 @@ class Scenario {
     CHECK_EQ(action.n, ++num_rows_);
     internal::v1::JournalRow row;
     CHECK(row.ParseFromString(action.body));
-    absl::Status folded = FoldRow(row, kRequestsKept, journal_);
+    absl::Status folded = FoldRow(row, requests_kept_, journal_);
     folded.Update(CheckJournalState(journal_));  // the server may end behind any row
     CHECK(folded.ok()) << folded;
   }
@@ -230,7 +229,7 @@ class Scenario {
     v1::Limits& limits = *options.config.mutable_limits();
     limits.set_requests_in_flight(3);
     limits.set_request_bytes_in_flight(100);
-    limits.set_requests_kept(kRequestsKept);
+    limits.set_requests_kept(requests_kept_);
     return options;
   }
 
@@ -365,6 +364,7 @@ class Scenario {
   std::map<std::string, std::pair<std::shared_ptr<const TrainingRequest>, v1::Mesh>> spool_;
   FakeCheckpoints checkpoints_;
   uint64_t every_steps_ = 0, every_minutes_ = 0;
+  uint64_t requests_kept_ = 3;
   std::string resume_, dtype_, prefix_ = "L";
   std::optional<uint64_t> left_bytes_;  // on the journal's disk; nullopt: it does not say
   absl::Time now_ = absl::FromUnixSeconds(1000);

@@ -2,7 +2,8 @@
 // follow. RunScenario returns the text as it really went, so a test compares two texts.
 //
 //   > mesh [dp=COPIES] [tp=RANKS]             (first of all; else one rank)
-//   > replays [dp=COPIES] [tp=RANKS]          (first of all: requests are kept)
+//   > replays [dp=COPIES] [tp=RANKS] [kept=N] (first of all: requests are kept; clients may ask for the N newest that
+//                                             have ended, else 3)
 //   > rows                                    (from now on rows of the journal are shown)
 //   > incidents                               (from now on incidents are shown)
 //   > logs                                    (from now on lines of the log are shown, but those of the level info)
