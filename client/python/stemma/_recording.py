@@ -24,22 +24,17 @@ class Line:
     def __init__(self, request_id, digest):
         self.digest, self._request_id = digest, request_id
         self.entries = {}  # a TraceWriter's own, by which it knows whether it has the line: two, where one recorder writes to two traces
-        self.lock = threading.Lock()  # of the last try; held while that goes on
         self.is_done = False  # whether write_parts came to its end, which reached every trace
+        self.has_failed = False  # whether a trace said so, which may be before that end
 
     def __call__(self, error):
-        self.is_done = False
+        self.has_failed = True
         if isinstance(error, Exception):  # another ends the process and so is heard of
-            self.warn(error, stacklevel=1)
+            _warn_of(self._request_id, error, stacklevel=1)
 
     def is_written(self):
         """Whether nothing is left to do. The traces say so themselves: a Ctrl-C may come before anybody hears that one of them failed."""
-        return self.is_done and all(entry.is_whole() for entry in tuple(self.entries.values()))
-
-    def warn(self, error, stacklevel):
-        """Warns that the recorder raised, which may be behind the end of its line, or when one of two traces has it."""
-        warn(f"request {self._request_id} was accepted, and may not be recorded: the recorder raised {type(error).__name__}: {error}",
-             stacklevel + 1)
+        return self.is_done and not self.has_failed and all(entry.is_whole() for entry in tuple(self.entries.values()))
 
 
 class Recording:
@@ -65,14 +60,15 @@ class Recording:
             return
         lock = threading.Lock()
         with lock:  # which lets go of it wherever a Ctrl-C comes
-            line = self._memory.begin(request_id, parts, lock)
-            if line is None:
-                return
             try:
+                line = self._memory.begin(request_id, parts, lock)
+                if line is None:
+                    return
+                line.is_done = line.has_failed = False
                 self._recorder.write_parts(parts, **({"on_failure": line} if self._tells_later else {}))
                 line.is_done = True
             except Exception as error:
-                line.warn(error, stacklevel + 1)
+                _warn_of(request_id, error, stacklevel + 1)
         self._memory.settle()
 
     @contextlib.contextmanager
@@ -105,12 +101,17 @@ def _is_refusal(error, lost):
 
 class _Memory:
     """What a recorder has: the Line of the payload last accepted under each id; and the messages of the newest requests that a server
-    may have, and the recorder has not."""
+    may have, and the recorder has not.
+
+    A signal's handler may send a request between any two operations of the thread that it interrupts, and has ended when that goes on:
+    a method looks at what a handler may have changed behind what keeps the next one out, and no loop runs over a dict itself.
+    """
 
     def __init__(self):
         self._lines, self._parts = {}, {}  # by request_id, in the order in which they came
-        self._unheard = {}  # likewise: the digest of what a server may have, None where it may have one of several
-        self._lock = threading.RLock()  # a signal's handler may send a request, too
+        self._tries = {}  # likewise, by request_id and digest: the lock of the last try, which is held while that goes on
+        self._unheard = {}  # by request_id: the digest of what a server may have, None where it may have one of several
+        self._lock = threading.RLock()  # which a handler passes
 
     def begin(self, request_id, parts, lock):
         """Gives the Line of an accepted payload to the try that is to write it, and keeps the messages until it is written; None where
@@ -121,13 +122,16 @@ class _Memory:
         digest = _digest(parts)
         with self._lock:
             self._unheard.pop(request_id, None)
+            before = self._tries.get((request_id, digest))
+            if before is not None and before.locked():
+                return None
+            _add(self._tries, (request_id, digest), lock, _IDS_MAX)  # keeps handlers out
             line = self._lines.get(request_id)
             if line is None or line.digest != digest:
                 line = Line(request_id, digest)
                 _add(self._lines, request_id, line, _IDS_MAX)
-            if line.is_written() or line.lock.locked():
+            if line.is_written():
                 return None
-            line.lock = lock
             _add(self._parts, request_id, parts)
             return line
 
@@ -194,8 +198,9 @@ def _add(newest, key, value, count_max=None):
 
 def _trim(newest, count_max):
     """Drops the oldest."""
-    while len(newest) > count_max:
-        del newest[next(iter(newest))]
+    if len(newest) > count_max:
+        for key in tuple(newest)[:-count_max]:
+            newest.pop(key, None)
 
 
 def _digest(parts):
@@ -209,6 +214,11 @@ def _digest(parts):
     for part in (head, *parts[1:]):
         sha.update(part.SerializeToString(deterministic=True))
     return sha.digest()
+
+
+def _warn_of(request_id, error, stacklevel):
+    """Warns that the recorder raised, which may be behind the end of its line, or when one of two traces has it."""
+    warn(f"request {request_id} was accepted, and may not be recorded: the recorder raised {type(error).__name__}: {error}", stacklevel + 1)
 
 
 def warn(text, stacklevel):
