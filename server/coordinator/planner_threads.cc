@@ -10,7 +10,7 @@
 
 namespace stemma::server {
 
-PlannerThreads::PlannerThreads(PlanFunction plan, const Storage* storage, Done done)
+PlannerThreads::PlannerThreads(PlanFunction plan, Storage* storage, Done done)
     : plan_(std::move(plan)), storage_(storage), done_(std::move(done)) {
   for (Lane& lane : lanes_) lane.thread.emplace(kPlanningRequest, [this, &lane] { Run(lane); });
 }

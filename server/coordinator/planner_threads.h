@@ -34,7 +34,7 @@ class PlannerThreads {
   using Done = std::function<void(Event)>;
 
   // `storage` may be null, and outlives it: then nothing is kept, and nothing may be loaded.
-  PlannerThreads(PlanFunction plan, const Storage* storage, Done done);
+  PlannerThreads(PlanFunction plan, Storage* storage, Done done);
   ~PlannerThreads() { Stop(); }
 
   void Add(PlanAction plan);
@@ -67,7 +67,7 @@ class PlannerThreads {
   absl::StatusOr<RequestPlan> Plan(const PlanAction& action, const std::atomic<bool>& stopped) const;
 
   const PlanFunction plan_;
-  const Storage* const storage_;
+  Storage* const storage_;
   const Done done_;
   Mutex mutex_;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;

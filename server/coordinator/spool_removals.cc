@@ -16,12 +16,18 @@ void SpoolRemovals::Add(std::string name) {
   names_.push_back(std::move(name));
 }
 
-bool SpoolRemovals::AwaitGone(absl::Duration within) const {
+uint64_t SpoolRemovals::ended() const {
   MutexLock lock(&mutex_);
-  if (names_.empty()) return false;
-  mutex_.AwaitWithTimeout([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || names_.empty(); },
-                          within);
-  return true;
+  return ended_;
+}
+
+bool SpoolRemovals::AwaitGone(uint64_t before, absl::Duration within) {
+  MutexLock lock(&mutex_);
+  const uint64_t at_first = ended_;
+  const bool gone = mutex_.AwaitWithTimeout(
+      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || hangs_ || names_.empty(); }, within);
+  hangs_ |= !gone && ended_ == at_first;
+  return ended_ > before;
 }
 
 void SpoolRemovals::Quit() {
@@ -51,6 +57,8 @@ void SpoolRemovals::Run() {
     LOG_IF(WARNING, !removed.ok()) << "a spooled request that is done with stays: " << removed.message();
     MutexLock lock(&mutex_);
     names_.pop_front();
+    ++ended_;
+    hangs_ = false;
   }
 }
 

@@ -215,9 +215,10 @@ void Storage::Append(const JournalAction& action) {
 
 std::optional<uint64_t> Storage::FreeBytes() const { return stemma::FreeBytes(data_directory_ + "/journal"); }
 
-absl::Status Storage::CheckRoom() const {
+absl::Status Storage::CheckRoom() {
+  const uint64_t removed = removals_.ended();
   absl::Status room = LookForRoom();
-  return !room.ok() && removals_.AwaitGone(kRemovedWithin) ? LookForRoom() : room;
+  return !room.ok() && removals_.AwaitGone(removed, kRemovedWithin) ? LookForRoom() : room;
 }
 
 absl::Status Storage::LookForRoom(uint64_t file_bytes) const {
@@ -233,10 +234,11 @@ absl::Status Storage::LookForRoom(uint64_t file_bytes) const {
 }
 
 absl::StatusOr<internal::v1::SpoolFile> Storage::Keep(const std::string& name, const TrainingRequest& request,
-                                                      const RequestPlan& plan, const v1::Mesh& mesh) const {
+                                                      const RequestPlan& plan, const v1::Mesh& mesh) {
   if (FailpointFails("spool.before", kServerRank)) return ErrnoStatus("write", name, ENOSPC);
+  const uint64_t removed = removals_.ended();
   absl::StatusOr<internal::v1::SpoolFile> kept = KeepNow(name, request, plan, mesh);
-  const bool again = HasReason(kept.status(), Reason::kDiskFull) && removals_.AwaitGone(kRemovedWithin);
+  const bool again = HasReason(kept.status(), Reason::kDiskFull) && removals_.AwaitGone(removed, kRemovedWithin);
   return again ? KeepNow(name, request, plan, mesh) : kept;
 }
 

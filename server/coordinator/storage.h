@@ -4,8 +4,9 @@
 // StopBy: any. checkpoints(): the checkpoints' threads. Invariants:
 //  (1) what Append was given is on the disk when it returns. Where that fails the process ends: nobody may act on
 //      what is not kept, and a write that failed is not repeated.
-//  (2) files of the spool that no row names are removed by Open.
-//  (3) room that files give up which are being removed is waited for before a request is refused for it.
+//  (2) files of the spool that no row names are removed by Open; one that cannot be is logged, and stays.
+//  (3) room that files give up which are being removed, or that were removed meanwhile, is waited for and looked for
+//      again before a request is refused for it; not that of a file whose removal hangs (SpoolRemovals).
 #pragma once
 
 #include <atomic>
@@ -58,10 +59,10 @@ class Storage {
   std::optional<uint64_t> FreeBytes() const;
   // Whether a request that no file keeps leaves room for the rows of all that are accepted, and for another snapshot.
   // Errors: DISK_FULL.
-  absl::Status CheckRoom() const;
+  absl::Status CheckRoom();
   // Keeps the request with its plan for so many ranks. Errors: CheckRoom's, and what writing files leads to.
   absl::StatusOr<internal::v1::SpoolFile> Keep(const std::string& name, const TrainingRequest& request,
-                                               const RequestPlan& plan, const v1::Mesh& mesh) const;
+                                               const RequestPlan& plan, const v1::Mesh& mesh);
   // Refuses where a request that weights at `step` lack, as a whole or in part, was kept by another version of this
   // program: FailedPrecondition, which names its file.
   absl::Status CheckKeptVersions(uint64_t step) const;

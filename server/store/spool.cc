@@ -103,7 +103,11 @@ absl::StatusOr<std::vector<std::string>> Spool::Names() const {
 absl::StatusOr<std::vector<std::string>> Spool::Sweep(const std::set<std::string>& keep) const {
   ASSIGN_OR_RETURN(std::vector<std::string> removed, Names());
   std::erase_if(removed, [&](const std::string& name) { return keep.contains(name); });
-  for (const std::string& name : removed) RETURN_IF_ERROR(RemoveFile(absl::StrCat(folder_, "/", name)));
+  std::erase_if(removed, [this](const std::string& name) {
+    const absl::Status gone = RemoveFile(absl::StrCat(folder_, "/", name));
+    LOG_IF(WARNING, !gone.ok()) << "a spooled request that nobody needs stays: " << gone.message();
+    return !gone.ok();
+  });
   return removed;
 }
 

@@ -42,7 +42,8 @@ class Spool {
   absl::Status Remove(const std::string& name) const;
   // Returns the names of the spooled requests, sorted; other files are none.
   absl::StatusOr<std::vector<std::string>> Names() const;
-  // Removes the spooled requests whose names are not in `keep`, and returns their names, sorted. Other files stay.
+  // Removes the spooled requests whose names are not in `keep`, and returns their names, sorted. Other files stay, and,
+  // with a warning, what cannot be removed.
   absl::StatusOr<std::vector<std::string>> Sweep(const std::set<std::string>& keep) const;
 
  private:

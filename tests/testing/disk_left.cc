@@ -19,6 +19,7 @@ struct Left {
   int64_t bytes ABSL_GUARDED_BY(mutex) = -1;
   int error ABSL_GUARDED_BY(mutex) = 0;
   DiskAnswer answer ABSL_GUARDED_BY(mutex) = DiskAnswer::kTruth;
+  std::function<void()> after ABSL_GUARDED_BY(mutex);
 };
 
 Left& All() {
@@ -49,6 +50,15 @@ int Statvfs(const char* path, struct statvfs* result) {
   return 0;
 }
 
+void CallAfter() {
+  std::function<void()> call;
+  {
+    MutexLock lock(&All().mutex);
+    call = std::exchange(All().after, nullptr);
+  }
+  if (call != nullptr) call();
+}
+
 }  // namespace
 
 void SetFreeBytes(int64_t bytes) {
@@ -66,6 +76,11 @@ void FailFreeBytes(int error) {
   All().error = error;
 }
 
+void AfterFreeBytesAreTaken(std::function<void()> call) {
+  MutexLock lock(&All().mutex);
+  All().after = std::move(call);
+}
+
 DiskAnswers::DiskAnswers(DiskAnswer answer) {
   MutexLock lock(&All().mutex);
   All().answer = answer;
@@ -80,5 +95,9 @@ DiskAnswers::~DiskAnswers() {
 
 // Stands before the C library's for everything that is linked into this program.
 extern "C" __attribute__((visibility("default"))) int statvfs(const char* path, struct statvfs* result) {
-  return stemma::testing::Statvfs(path, result);
+  const int status = stemma::testing::Statvfs(path, result);
+  const int error = errno;
+  stemma::testing::CallAfter();
+  errno = error;
+  return status;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 namespace stemma::testing {
 
@@ -13,6 +14,9 @@ void UseFreeBytes(int64_t bytes);
 
 // Makes the next one that is asked fail with this errno, once.
 void FailFreeBytes(int error);
+
+// Calls this when the next file system has been asked and before its answer comes, once, on the thread that asks.
+void AfterFreeBytesAreTaken(std::function<void()> call);
 
 // Every file system has what it has.
 struct FreeBytesGuard {

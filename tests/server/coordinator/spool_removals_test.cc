@@ -39,21 +39,40 @@ class SpoolRemovalsTest : public ::testing::Test {
   const testing::SpoolUnlinks hung_{[this] {
     removing_.Set();
     CHECK(let_go_.AwaitWithin(kLong)) << "it is not let go";
+    return 0;
   }};
   SpoolRemovals removals_{&spool_};
 };
 
 TEST_F(SpoolRemovalsTest, FilesGoBesideWhoeverAddsThem) {
-  EXPECT_FALSE(removals_.AwaitGone(kLong)) << "there is none";
+  EXPECT_FALSE(removals_.AwaitGone(0, kLong)) << "there is none";
   removals_.Add("1-1");
   removals_.Add("1-2");
   WaitUntilRemoving();
-  EXPECT_TRUE(removals_.AwaitGone(kSoon)) << "there are some still";
   EXPECT_TRUE(IsThere("1-1") && IsThere("1-2"));
   let_go_.Set();
-  removals_.AwaitGone(kLong);
+  EXPECT_TRUE(removals_.AwaitGone(0, kLong));
   EXPECT_FALSE(IsThere("1-1") || IsThere("1-2"));
-  EXPECT_FALSE(removals_.AwaitGone(kLong));
+  EXPECT_EQ(removals_.ended(), 2u);
+  EXPECT_TRUE(removals_.AwaitGone(1, kLong)) << "one ended since: it may have made room";
+  EXPECT_FALSE(removals_.AwaitGone(2, kLong));
+}
+
+// Requests come one after another: each would wait as long again, and whatever is behind it.
+TEST_F(SpoolRemovalsTest, ARemovalThatHangsIsWaitedForOnce) {
+  removals_.Add("1-1");
+  WaitUntilRemoving();
+  EXPECT_FALSE(removals_.AwaitGone(0, kSoon)) << "none has ended";
+  const double begun_s = RealClock().MonotonicSeconds();
+  EXPECT_FALSE(removals_.AwaitGone(0, kLong / 3));
+  EXPECT_LT(RealClock().MonotonicSeconds() - begun_s, absl::ToDoubleSeconds(kLong / 6));
+  let_go_.Set();
+  while (removals_.ended() == 0 && RealClock().MonotonicSeconds() - begun_s < absl::ToDoubleSeconds(kLong)) {
+    RealClock().Sleep(kSoon);
+  }
+  removals_.Add("1-2");
+  EXPECT_TRUE(removals_.AwaitGone(1, kLong)) << "the disk has answered";
+  EXPECT_FALSE(IsThere("1-2"));
 }
 
 TEST_F(SpoolRemovalsTest, OneThatCannotBeRemovedStaysAndTheNextGoes) {
@@ -63,7 +82,7 @@ TEST_F(SpoolRemovalsTest, OneThatCannotBeRemovedStaysAndTheNextGoes) {
   removals_.Add("no/name");
   removals_.Add("none");
   removals_.Add("1-2");
-  removals_.AwaitGone(kLong);
+  removals_.AwaitGone(0, kLong);
   EXPECT_TRUE(IsThere("folder"));
   EXPECT_FALSE(IsThere("1-2"));
 }
@@ -74,7 +93,7 @@ TEST_F(SpoolRemovalsTest, AStopLeavesWhatTheDiskHasNotBegun) {
   WaitUntilRemoving();
   EXPECT_EQ(removals_.StopBy(StopDeadlineIn(kSoon)), "removing spool/1-1");
   const double begun_s = RealClock().MonotonicSeconds();
-  EXPECT_TRUE(removals_.AwaitGone(kLong / 3));
+  EXPECT_FALSE(removals_.AwaitGone(0, kLong / 3));
   EXPECT_LT(RealClock().MonotonicSeconds() - begun_s, absl::ToDoubleSeconds(kLong / 6))
       << "a plan would hold up the stop";
   let_go_.Set();
@@ -96,25 +115,49 @@ class RoomOfRemovalsTest : public ::testing::Test {
   absl::Status Keep(const std::string& name) const {
     return storage_->Keep(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1})).status();
   }
+  // The removal ends when whoever needs room has been told that there is none, and before it waits.
+  void RemoveBetween(const std::string& name) {
+    storage_->Remove(name);
+    testing::AfterFreeBytesAreTaken([this, name] {
+      let_go_.Set();
+      while (std::filesystem::exists(folder_ / ("spool/" + name))) RealClock().Sleep(kSoon);
+      RealClock().Sleep(absl::Milliseconds(50));  // until the thread has taken it off its list
+    });
+  }
 
   const testing::FreeBytesGuard guard_;
   const testing::TempFolder folder_;
-  const testing::SpoolUnlinks slow_{[] {
+  Flag let_go_;
+  const testing::SpoolUnlinks slow_{[this] {
+    CHECK(let_go_.AwaitWithin(kLong)) << "it is not let go";
     RealClock().Sleep(absl::Milliseconds(50));
     testing::SetFreeBytes(2 * kReservedForRowsBytes);
+    return 0;
   }};
   std::unique_ptr<Storage> storage_;
 };
 
 TEST_F(RoomOfRemovalsTest, ARequestFindsTheRoomOfFilesThatAreBeingRemoved) {
   EXPECT_TRUE(HasReason(Keep("1-2"), Reason::kDiskFull)) << "none is being removed";
+  let_go_.Set();
   storage_->Remove("1-1");
   EXPECT_THAT(Keep("1-2"), testing::IsOk());
 }
 
 TEST_F(RoomOfRemovalsTest, RowsFindTheRoomOfFilesThatAreBeingRemoved) {
   EXPECT_TRUE(HasReason(storage_->CheckRoom(), Reason::kDiskFull)) << "none is being removed";
+  let_go_.Set();
   storage_->Remove("1-1");
+  EXPECT_THAT(storage_->CheckRoom(), testing::IsOk());
+}
+
+TEST_F(RoomOfRemovalsTest, ARequestFindsTheRoomOfAFileThatWentMeanwhile) {
+  RemoveBetween("1-1");
+  EXPECT_THAT(Keep("1-2"), testing::IsOk());
+}
+
+TEST_F(RoomOfRemovalsTest, RowsFindTheRoomOfAFileThatWentMeanwhile) {
+  RemoveBetween("1-1");
   EXPECT_THAT(storage_->CheckRoom(), testing::IsOk());
 }
 

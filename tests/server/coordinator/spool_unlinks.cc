@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <string_view>
 #include <utility>
 
@@ -15,7 +16,7 @@ namespace {
 
 struct Unlinks {
   Mutex mutex;
-  std::function<void()> before ABSL_GUARDED_BY(mutex);
+  std::function<int()> before ABSL_GUARDED_BY(mutex);
 };
 
 Unlinks& AllUnlinks() {
@@ -23,19 +24,19 @@ Unlinks& AllUnlinks() {
   return unlinks;
 }
 
-void SetBefore(std::function<void()> before) {
+void SetBefore(std::function<int()> before) {
   MutexLock lock(&AllUnlinks().mutex);
   AllUnlinks().before = std::move(before);
 }
 
-std::function<void()> Before() {
+std::function<int()> Before() {
   MutexLock lock(&AllUnlinks().mutex);
   return AllUnlinks().before;
 }
 
 }  // namespace
 
-SpoolUnlinks::SpoolUnlinks(std::function<void()> before) { SetBefore(std::move(before)); }
+SpoolUnlinks::SpoolUnlinks(std::function<int()> before) { SetBefore(std::move(before)); }
 
 SpoolUnlinks::~SpoolUnlinks() { SetBefore(nullptr); }
 
@@ -43,7 +44,11 @@ SpoolUnlinks::~SpoolUnlinks() { SetBefore(nullptr); }
 
 // Stands before the C library's for everything that is linked into this program.
 extern "C" __attribute__((visibility("default"))) int unlink(const char* path) noexcept {
-  const std::function<void()> before = stemma::testing::Before();
-  if (before != nullptr && std::string_view(path).find("/spool/") != std::string_view::npos) before();
+  const std::function<int()> before = stemma::testing::Before();
+  const bool is_spooled = std::string_view(path).find("/spool/") != std::string_view::npos;
+  if (const int error = is_spooled && before != nullptr ? before() : 0; error != 0) {
+    errno = error;
+    return -1;
+  }
   return static_cast<int>(syscall(SYS_unlinkat, AT_FDCWD, path, 0));
 }

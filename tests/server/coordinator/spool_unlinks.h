@@ -5,10 +5,11 @@
 
 namespace stemma::testing {
 
-// While it lives, each call of unlink about a file of a folder named spool calls `before` first, on its thread.
+// While it lives, each call of unlink about a file of a folder named spool calls `before` first, on its thread, and
+// fails with the errno that this returns; 0: it removes the file.
 class SpoolUnlinks {
  public:
-  explicit SpoolUnlinks(std::function<void()> before);
+  explicit SpoolUnlinks(std::function<int()> before);
   ~SpoolUnlinks();
   SpoolUnlinks(const SpoolUnlinks&) = delete;
   SpoolUnlinks& operator=(const SpoolUnlinks&) = delete;

@@ -202,6 +202,7 @@ TEST_F(StorageRoomTest, AFileThatTheDiskDoesNotRemoveHoldsUpNobody) {
   const testing::SpoolUnlinks hung([&] {
     removing.Set();
     CHECK(let_go.AwaitWithin(kPatience)) << "a call is not answered while the disk hangs";
+    return 0;
   });
   Serve("unlink", [&](Coordinator& coordinator, EchoWorker& worker) {
     worker.set_silent();
@@ -279,7 +280,7 @@ TEST_F(StorageRoomTest, ARequestWhoseFileWouldTakeTheRoomOfTheRowsIsRefused) {
 }
 
 // Returns what the request is told that the plan is made for.
-absl::Status AnswerTo(PlanAction action, const Storage& storage) {
+absl::Status AnswerTo(PlanAction action, Storage& storage) {
   std::promise<absl::Status> answer;
   PlannerThreads planners(OneStepPlan, &storage,
                           [&](Event event) { answer.set_value(std::get<PlannedEvent>(event).plan->status()); });

@@ -3,6 +3,7 @@
 #include "server/coordinator/storage.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -11,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "common/base/mesh.h"
 #include "gtest/gtest.h"
+#include "tests/server/coordinator/spool_unlinks.h"
 #include "tests/server/store/checkpoint_files.h"
 #include "tests/server/store/drawn_requests.h"
 #include "tests/testing/status_matchers.h"
@@ -195,6 +197,21 @@ TEST(StorageTest, AJournalOfFewerStartsThanTheSpoolIsRefused) {
   EXPECT_TRUE(std::filesystem::exists(folder / "spool/1-9") && std::filesystem::exists(folder / "spool/2-1"));
   ASSERT_THAT(OpenWith(folder.path(), {Started(2).SerializeAsString()}), IsOk()) << "the newest is back";
   EXPECT_TRUE(std::filesystem::is_empty(folder / "spool")) << "control: no row names them";
+}
+
+// As of a file that somebody made immutable: no request is lost by it.
+TEST(StorageTest, AFileThatNobodyNeedsAndThatCannotBeRemovedStays) {
+  const TempFolder folder;
+  for (const char* name : {"1-1", "1-2"}) SpoolOne(folder.path(), name);
+  {
+    int removed = 0;
+    const testing::SpoolUnlinks first_is_refused([&] { return removed++ == 0 ? EPERM : 0; });
+    EXPECT_THAT(OpenWith(folder.path(), {Started(1).SerializeAsString()}), IsOk());
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder / "spool/1-1"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "spool/1-2")) << "what can be removed is";
+  EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept), IsOk());
+  EXPECT_TRUE(std::filesystem::is_empty(folder / "spool"));
 }
 
 TEST(StorageTest, AnEmptyJournalBesideASpoolIsRefused) {
