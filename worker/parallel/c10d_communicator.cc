@@ -26,19 +26,6 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 at::Tensor Flat(const at::Tensor& tensor) { return tensor.view(-1); }
 at::Tensor Bytes(const at::Tensor& tensor) { return Flat(tensor).view(at::kByte); }
 
-// Returns what is sent or received, as bytes. On a device it is memory that the device's allocator does not know: of
-// any other PyTorch's NCCL says that its stream uses it (recordStream), and it would be given back when the host sees
-// that the stream is past it, not in the order of the streams. A call's tensors stay until it has been waited for, so
-// nothing of that is needed; of collectives PyTorch knows it.
-at::Tensor Message(const at::Tensor& values) {
-  at::Tensor bytes = Bytes(values);
-  if (bytes.is_cpu()) return bytes;
-  return at::for_blob(bytes.data_ptr(), bytes.sizes())
-      .options(bytes.options())
-      .target_device(bytes.device())
-      .make_tensor();
-}
-
 std::string FirstLine(const std::string& text) { return text.substr(0, std::min(text.find('\n'), kQuotedBytesMax)); }
 
 std::string Explained(const std::string& line, absl::Duration timeout) {
@@ -93,14 +80,27 @@ void EndOf(const c10d::Backend& backend, absl::Duration timeout, const std::func
   LOG_IF(WARNING, !ended.ok()) << backend.getBackendName() << " has not ended as asked: " << ended.message();
 }
 
-Work Reduce(c10d::Backend& backend, const at::Tensor& values, c10d::ReduceOp op) {
-  std::vector<at::Tensor> tensors{Flat(values)};
+Work Reduce(c10d::Backend& backend, at::Tensor values, c10d::ReduceOp op) {
+  std::vector<at::Tensor> tensors{std::move(values)};
   c10d::AllreduceOptions options;
   options.reduceOp = std::move(op);
   return backend.allreduce(tensors, options);
 }
 
 }  // namespace
+
+at::Tensor LentTensors::ViewOf(const at::Tensor& values) const {
+  held_->push_back(values);
+  return at::for_blob(values.data_ptr(), values.sizes())
+      .deleter([held = held_](void* /*memory*/) {})
+      .options(values.options())
+      .target_device(values.device())
+      .make_tensor();
+}
+
+at::Tensor LentTensors::OfCollective(const at::Tensor& values) const {
+  return values.is_cpu() ? ViewOf(values) : values;
+}
 
 absl::Status CatchC10d(absl::Duration timeout, const std::function<void()>& call) {
   const auto own = [](const std::exception& error) { return OwnDeviceFailed(FirstLine(error.what())); };
@@ -136,18 +136,20 @@ StartedCall C10dCommunicator::Start(const CollectiveCall& call) {
   const at::Tensor& output = call.output;
   const bool empty = (output.defined() ? output : call.input).numel() == 0;
   if (empty) return {[] { return absl::OkStatus(); }};  // on every rank: they agree on sizes
+  const LentTensors lent;
   at::Tensor exchanged;
   Work work;
   absl::Status status = CatchC10d(timeout_, [&] {
     if (call.kind == CollectiveKind::kReduceScatterSum) {
       exchanged = call.scratch.defined() ? Flat(call.scratch) : at::empty_like(Flat(call.input));
     }
-    work = StartWork(call, exchanged);
+    work = StartWork(call, exchanged, lent);
   });
   if (!status.ok()) return {[status] { return status; }};
-  const auto wait = [this, work, exchanged, &output] {
+  const auto wait = [this, work, exchanged, lent, &output] {
     return CatchC10d(timeout_, [&] {
       work->wait();
+      lent.TakeBack();
       if (exchanged.defined()) AddParts(exchanged, Flat(output));
     });
   };
@@ -170,36 +172,36 @@ C10dCommunicator::Route C10dCommunicator::RouteOf(const CollectiveCall& call) co
   return {*pair, sends ? 1 : 0};
 }
 
-Work C10dCommunicator::StartWork(const CollectiveCall& call, const at::Tensor& exchanged) {
+Work C10dCommunicator::StartWork(const CollectiveCall& call, const at::Tensor& exchanged, const LentTensors& lent) {
   auto [backend, peer] = RouteOf(call);
   // Work is matched by the order of the calls; a pair's sends and receives by theirs.
   constexpr int kTag = 0;
   switch (call.kind) {
     case CollectiveKind::kAllReduceSum:
-      return Reduce(backend, call.output, c10d::ReduceOp::SUM);
+      return Reduce(backend, lent.OfCollective(Flat(call.output)), c10d::ReduceOp::SUM);
     case CollectiveKind::kAgree:
-      return Reduce(backend, call.output, c10d::ReduceOp::MAX);
+      return Reduce(backend, lent.OfCollective(Flat(call.output)), c10d::ReduceOp::MAX);
     case CollectiveKind::kReduceScatterSum: {
-      at::Tensor to = Bytes(exchanged), from = Bytes(call.input);
+      at::Tensor to = lent.OfCollective(Bytes(exchanged)), from = lent.OfCollective(Bytes(call.input));
       std::vector<int64_t> to_counts, from_counts;  // equal parts; moved out of
       return backend.alltoall_base(to, from, to_counts, from_counts);
     }
     case CollectiveKind::kAllGather: {
-      at::Tensor to = Bytes(call.output), from = Bytes(call.input);
+      at::Tensor to = lent.OfCollective(Bytes(call.output)), from = lent.OfCollective(Bytes(call.input));
       return backend._allgather_base(to, from);
     }
     case CollectiveKind::kBroadcast: {
-      std::vector<at::Tensor> values{Bytes(call.output)};
+      std::vector<at::Tensor> values{lent.OfCollective(Bytes(call.output))};
       c10d::BroadcastOptions options;
       options.rootRank = peer;
       return backend.broadcast(values, options);
     }
     case CollectiveKind::kSend: {
-      std::vector<at::Tensor> values{Message(call.input)};
+      std::vector<at::Tensor> values{lent.ViewOf(Bytes(call.input))};
       return backend.send(values, peer, kTag);
     }
     case CollectiveKind::kReceive: {
-      std::vector<at::Tensor> values{Message(call.output)};
+      std::vector<at::Tensor> values{lent.ViewOf(Bytes(call.output))};
       return backend.recv(values, peer, kTag);
     }
   }

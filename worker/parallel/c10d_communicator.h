@@ -10,15 +10,33 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "worker/parallel/communicator.h"
 #include "worker/parallel/transport.h"
 
 namespace stemma::worker {
+
+// The tensors of one call, as a backend gets them. It keeps what it was given beyond the wait: PyTorch's Gloo for a
+// moment, on a thread of its own, so that a step would take more memory than its plan says, now and then. NCCL says of
+// a message's memory that its stream uses it (recordStream), and it would be given back when the host sees that the
+// stream is past it, not in the order of the streams. So they get views, and who has waited takes the tensors back;
+// of a device's collectives PyTorch knows that they are waited for. Where a call failed, the tensors live as long as
+// the views: somebody may still write to them. Copies are of one call.
+class LentTensors {
+ public:
+  at::Tensor ViewOf(const at::Tensor& values) const;
+  at::Tensor OfCollective(const at::Tensor& values) const;
+  void TakeBack() const { held_->clear(); }
+
+ private:
+  const std::shared_ptr<std::vector<at::Tensor>> held_ = std::make_shared<std::vector<at::Tensor>>();
+};
 
 class C10dCommunicator final : public Communicator {
  public:
@@ -37,7 +55,8 @@ class C10dCommunicator final : public Communicator {
     int peer = -1;
   };
   Route RouteOf(const CollectiveCall& call) const;
-  c10::intrusive_ptr<c10d::Work> StartWork(const CollectiveCall& call, const at::Tensor& exchanged);
+  c10::intrusive_ptr<c10d::Work> StartWork(const CollectiveCall& call, const at::Tensor& exchanged,
+                                           const LentTensors& lent);
 
   AxisBackends backends_;  // without any: broken
   const absl::Duration timeout_;

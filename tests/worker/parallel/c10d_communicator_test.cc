@@ -5,6 +5,8 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
@@ -89,14 +91,35 @@ TEST(C10dCommunicator, AnEndThatFailsKeepsNeitherTheRankNorItsOtherBackends) {
 
 class EndedWork final : public c10d::Work {
  public:
+  explicit EndedWork(bool fails = false) : fails_(fails) {}
   bool isCompleted() override { return true; }
-  bool wait(std::chrono::milliseconds /*timeout*/) override { return true; }
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    TORCH_CHECK(!fails_, "Connection closed by peer");
+    return true;
+  }
+
+ private:
+  const bool fails_;
 };
 
-// Keeps what it is given to send or to fill.
+// Keeps what it was given last, as Gloo does for a moment.
 class KeepingBackend final : public c10d::Backend {
  public:
-  KeepingBackend() : Backend(0, 2) {}
+  explicit KeepingBackend(bool fails = false) : Backend(0, 2), fails_(fails) {}
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& values, const c10d::AllreduceOptions&) override {
+    return Keep(values[0]);
+  }
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& values, const c10d::BroadcastOptions&) override {
+    return Keep(values[0]);
+  }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& to, at::Tensor& from,
+                                                 const c10d::AllgatherOptions&) override {
+    return Keep(to, from);
+  }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& to, at::Tensor& from, std::vector<int64_t>&,
+                                               std::vector<int64_t>&, const c10d::AllToAllOptions&) override {
+    return Keep(to, from);
+  }
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& values, int /*to*/, int /*tag*/) override {
     return Keep(values[0]);
   }
@@ -106,13 +129,16 @@ class KeepingBackend final : public c10d::Backend {
   void shutdown() override {}
   void abort() override {}
 
-  at::Tensor kept;
+  at::Tensor kept, kept_input;
 
  private:
-  c10::intrusive_ptr<c10d::Work> Keep(const at::Tensor& values) {
+  c10::intrusive_ptr<c10d::Work> Keep(const at::Tensor& values, const at::Tensor& input = {}) {
     kept = values;
-    return c10::make_intrusive<EndedWork>();
+    kept_input = input;
+    return c10::make_intrusive<EndedWork>(fails_);
   }
+
+  const bool fails_;
 };
 
 at::Storage StorageOf(const at::Tensor& values) { return values.storage(); }
@@ -142,9 +168,59 @@ TEST(C10dCommunicator, AMessageOfADeviceIsNotTheAllocatorsMemoryAndStaysUntilIts
   EXPECT_TRUE(pending->Wait().ok());
   pending.reset();
   EXPECT_TRUE(memory.expired());
-  at::Tensor on_host = at::ones({2}, at::kFloat);
-  ASSERT_TRUE(ranks.Send("h", on_host, 1).ok());
-  EXPECT_EQ(StorageOf(host->kept).unsafeGetStorageImpl(), StorageOf(on_host).unsafeGetStorageImpl());
+}
+
+// Calls of two ranks, about tensors that nobody else has.
+using CallOfRanks = std::function<absl::Status(worker::Communicator& ranks, at::Tensor small, at::Tensor large)>;
+
+std::vector<std::pair<std::string, CallOfRanks>> CallsOfRanks() {
+  using worker::Communicator;
+  return {{"all-reduce", [](Communicator& ranks, at::Tensor small, auto) { return ranks.AllReduceSum("c", small); }},
+          {"broadcast", [](Communicator& ranks, at::Tensor small, auto) { return ranks.Broadcast("c", small, 1); }},
+          {"send", [](Communicator& ranks, auto small, auto) { return ranks.Send("c", small, 1); }},
+          {"receive", [](Communicator& ranks, at::Tensor small, auto) { return ranks.Receive("c", small, 1); }},
+          {"all-gather",
+           [](Communicator& ranks, auto small, at::Tensor large) { return ranks.AllGather("c", small, large); }},
+          {"reduce-scatter", [](Communicator& ranks, at::Tensor small, auto large) {
+             return ranks.ReduceScatterSum("c", large, small);
+           }}};
+}
+
+// What a call of the host's backend left behind.
+struct LeftBehind {
+  LeftBehind(const CallOfRanks& call, bool fails) : host(c10::make_intrusive<KeepingBackend>(fails)) {
+    worker::AxisBackends backends;
+    backends.host = host;
+    worker::C10dCommunicator ranks("data", std::move(backends), absl::Seconds(1));
+    at::Tensor small = at::ones({2}, at::kFloat), large = at::ones({4}, at::kFloat);
+    for (const at::Tensor& values : {small, large}) memories.push_back(StorageOf(values).getWeakStorageImpl());
+    EXPECT_EQ(call(ranks, std::move(small), std::move(large)).ok(), !fails);
+    EXPECT_TRUE(host->kept.defined());
+  }
+  int64_t NumMemories() const {
+    return std::count_if(memories.begin(), memories.end(), [](const auto& memory) { return !memory.expired(); });
+  }
+
+  const c10::intrusive_ptr<KeepingBackend> host;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> memories;
+};
+
+// Gloo's thread drops what it was given behind the wait: by then a plan's bytes would be there still, or not.
+TEST(C10dCommunicator, NoMemoryOfTheHostIsABackendsOnceItWasWaitedFor) {
+  for (const auto& [name, call] : CallsOfRanks()) {
+    EXPECT_EQ(LeftBehind(call, /*fails=*/false).NumMemories(), 0) << name;
+  }
+}
+
+TEST(C10dCommunicator, MemoryOfACallThatFailedStaysWhileABackendMayWriteToIt) {
+  for (const auto& [name, call] : CallsOfRanks()) {
+    const LeftBehind left(call, /*fails=*/true);
+    EXPECT_GE(left.NumMemories(), 1) << name;
+    left.host->kept.fill_(0);
+    left.host->kept_input.reset();
+    left.host->kept.reset();
+    EXPECT_EQ(left.NumMemories(), 0) << name;
+  }
 }
 
 // All of an axis whose pairs are apart carry nothing of a device together, and say so.
