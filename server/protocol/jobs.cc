@@ -17,7 +17,18 @@ namespace {
 // A larger report of a plan is not in the journal: the result of a request that is asked for after a restart lacks it.
 constexpr size_t kReportBytesMax = 64 << 10;
 
-UpdateRecord RecordOf(const TrainingRequest& request, const std::string& lineage) {
+// Returns the header with what it left to the server.
+v1::UpdateHeader InForce(const TrainingRequest& request, v1::Schedule of_run) {
+  v1::UpdateHeader update = request.update;
+  v1::RequestHeader& header = *update.mutable_request();
+  if (header.on_nonfinite() == v1::ON_NONFINITE_UNSPECIFIED) header.set_on_nonfinite(v1::ABORT);
+  if (!header.has_schedule()) header.set_schedule(of_run);
+  if (!update.has_ppo_mini_batch_size()) update.set_ppo_mini_batch_size(request.groups.size());
+  if (!update.has_ppo_epochs()) update.set_ppo_epochs(1);
+  return update;
+}
+
+UpdateRecord RecordOf(const TrainingRequest& request, const std::string& lineage, v1::Schedule of_run) {
   UpdateRecord record;
   record.id = request.header().request_id();
   record.digest = request.digest;
@@ -28,7 +39,7 @@ UpdateRecord RecordOf(const TrainingRequest& request, const std::string& lineage
   record.status.set_steps_total(static_cast<uint32_t>(request.num_steps));
   record.status.set_lineage(lineage);
   record.result.set_lineage(lineage);
-  *record.result.mutable_effective() = request.update;
+  *record.result.mutable_effective() = InForce(request, of_run);
   const v1::UpdateHeader& update = request.update;
   if (update.has_ppo_mini_batch_size() && request.groups.size() % update.ppo_mini_batch_size() != 0) {
     record.result.add_warnings(absl::StrCat("the last mini-batch of an epoch has ",
@@ -134,7 +145,7 @@ void Jobs::Accept(Arrival arrival) {
 
 UpdateRecord& Jobs::AcceptUpdate(const Arrival& arrival, RequestPlan plan) {
   const TrainingRequest& request = *arrival.request;
-  UpdateRecord record = RecordOf(request, lineage_->name());
+  UpdateRecord record = RecordOf(request, lineage_->name(), gang_->config().schedule());
   record.request = arrival.request;
   *record.result.mutable_plan() = plan.report;
   record.plan = std::move(plan);

@@ -1,6 +1,7 @@
 """F9: what users really pass: each input is taken and means what it says, or is refused by a sentence that says what to pass."""
 
 import array
+import dataclasses
 import random
 
 import numpy
@@ -38,6 +39,16 @@ def of_rollout(**fields):
 
 def of_group(**fields):
     return update([stemma.Group(**{"uid": "g", "prompt": [1, 2], "rollouts": [OK], **fields})])
+
+
+@dataclasses.dataclass(repr=False, eq=False)
+class Described(stemma.Rollout):
+    text: str = "a response"
+
+
+@dataclasses.dataclass(repr=False, eq=False)
+class Split(stemma.Group):
+    split: str = "train"
 
 
 REFUSED = {
@@ -110,6 +121,10 @@ REFUSED = {
     "log-probs of None": (of_rollout(old_log_probs=[None] * 3), ["old_log_probs has None at 0, a NoneType"]),
     "an unknown field": (update([{"uid": "g", "prompt_tokens": [1], "rollouts": [{"response_tokens": [1], "colour": 3}]}]),
                          ["groups[0].rollouts[0].colour: no such field; there are rollout_id"]),
+    "an unknown field of a kind of Rollout": (of_group(rollouts=[Described([1], reward=1.0)]),
+                                              ["groups[0].rollouts[0].text: no such field; there are rollout_id, tokens, mask,"]),
+    "an unknown field of a kind of Group": (update([Split("g", [1], [OK])]),
+                                            ["groups[0].split: no such field; there are uid, prompt, rollouts, stat_group"]),
     "a mini-batch as text": (update([stemma.Group("g", [1], [OK])], mini_batch="2"), ["mini_batch is '2'"]),
     "a negative mini-batch": (update([stemma.Group("g", [1], [OK])], mini_batch=-1), ["mini_batch is -1"]),
     "epochs of a half": (update([stemma.Group("g", [1], [OK])], epochs=0.5), ["epochs is 0.5: pass a whole number"]),

@@ -250,7 +250,8 @@ def test_k1_trls_tool_mask_and_ratios_reach_the_loss(client, of_sequences):
 # Recipes.
 
 def recipe(client, text):
-    return run(client, block_with("def from_slime"), block_with(text), samples=samples())
+    """Without the loss of another section: the last one that a reader ran may be another trainer's."""
+    return run(client, block_with("def from_slime"), "del loss", block_with(text), samples=samples())
 
 
 def test_k1_a_leave_one_out_baseline_is_the_mean_of_the_others(client):

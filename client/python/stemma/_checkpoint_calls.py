@@ -29,8 +29,10 @@ class CheckpointCalls:
         timeout_s     how long to wait for it; TimeoutError after it. The server may go on and save it: list_checkpoints says.
                       None: as long as it takes
         """
-        if not isinstance(client_state, bytes) or len(client_state) > _CLIENT_STATE_BYTES_MAX:
-            raise ValueError(f"client_state must be bytes, at most {_CLIENT_STATE_BYTES_MAX} of them")
+        if not isinstance(client_state, bytes):
+            raise ValueError(f"client_state is a {type(client_state).__name__}: pass bytes")
+        if len(client_state) > _CLIENT_STATE_BYTES_MAX:
+            raise ValueError(f"client_state has {len(client_state)} bytes, at most {_CLIENT_STATE_BYTES_MAX} are kept")
         request = _proto.SaveCheckpointRequest(name="" if name is None else config.checked_text("name", name),
                                                pinned=config.checked_truth("pinned", pinned), client_state=client_state)
         self._pin(request)

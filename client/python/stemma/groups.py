@@ -98,8 +98,9 @@ class Group(_NamedFields):
 
     def as_dict(self):
         """The fields that are set, in the trace's names."""
-        fields = {"uid": self.uid, "prompt_tokens": self.prompt, "rollouts": self.rollouts}
-        return fields if self.stat_group is None else {**fields, "stat_group": self.stat_group}
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields["prompt_tokens"] = fields.pop("prompt")
+        return {k: v for k, v in fields.items() if v is not None or k == "rollouts"}  # None is no list, and told so
 
 
 def _count(values):
@@ -268,7 +269,7 @@ def _fill(message, fields, where, is_dict):
     for name, value in fields.items():
         field = message.DESCRIPTOR.fields_by_name.get(name)
         if field is None:
-            known = ", ".join(f.name for f in message.DESCRIPTOR.fields)
+            known = ", ".join(dict.fromkeys(_name(f.name, is_dict) for f in message.DESCRIPTOR.fields))
             raise ValueError(f"{where}.{name}: no such field; there are {known}")
         if value is None:
             continue

@@ -73,10 +73,11 @@ def test_a_save_sends_what_was_asked_for_and_pins_its_lineage():
     assert lineage == "L1"
 
 
-@pytest.mark.parametrize("state", ["text", None, b"x" * ((1 << 20) + 1)])
-def test_a_state_that_cannot_be_sent_is_refused_before_it_is(state):
+@pytest.mark.parametrize("state, says", [("text", "is a str: pass bytes"), (bytearray(b"x"), "is a bytearray"), (None, "is a NoneType"),
+                                         (b"x" * ((1 << 20) + 1), "has 1048577 bytes, at most 1048576")])
+def test_a_state_that_cannot_be_sent_is_refused_before_it_is(state, says):
     sent = []
-    with pytest.raises(ValueError, match="client_state"):
+    with pytest.raises(ValueError, match=f"client_state {says}"):
         run({"SaveCheckpoint": lambda request, _: sent.append(request)}, lambda c: c.save_checkpoint(client_state=state))
     assert not sent
 

@@ -185,17 +185,40 @@ TEST_F(AnswersTest, AFailureIsTheSameAfterARestart) {
   }
 }
 
-TEST_F(AnswersTest, AShortLastMiniBatchIsWarnedOf) {
-  Serve();
-  std::vector<std::string> warnings;
-  for (const Action& action : Submit("a slow=5", 0)) {
+// Returns the result that a request begins with, from the row of its acceptance.
+v1::UpdateResult BegunIn(const std::vector<Action>& actions) {
+  for (const Action& action : actions) {
     const auto* row = std::get_if<JournalAction>(&action);
     internal::v1::JournalRow read;
-    if (row == nullptr || !read.ParseFromString(row->body) || !read.has_accepted()) continue;
-    warnings.assign(read.accepted().begun().warnings().begin(), read.accepted().begun().warnings().end());
+    if (row != nullptr && read.ParseFromString(row->body) && read.has_accepted()) return read.accepted().begun();
   }
-  ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_EQ(warnings[0], "the last mini-batch of an epoch has 2 groups instead of 5");
+  ADD_FAILURE() << "no row";
+  return {};
+}
+
+TEST_F(AnswersTest, AShortLastMiniBatchIsWarnedOf) {
+  Serve();
+  const v1::UpdateResult begun = BegunIn(Submit("a slow=5", 0));
+  ASSERT_EQ(begun.warnings_size(), 1);
+  EXPECT_EQ(begun.warnings(0), "the last mini-batch of an epoch has 2 groups instead of 5");
+}
+
+TEST_F(AnswersTest, AResultSaysWhatARequestLeftToTheServer) {
+  CoordinatorOptions options = AnsweringOptions(1);
+  options.config.set_schedule(v1::DENSE);
+  Begin(std::move(options));
+  Register(1, "cpu");
+  Ready(1);
+  v1::UpdateHeader left = BegunIn(Submit("a", 0)).effective();
+  EXPECT_EQ(left.request().on_nonfinite(), v1::ABORT);
+  EXPECT_EQ(left.request().schedule(), v1::DENSE);
+  EXPECT_EQ(left.ppo_mini_batch_size(), 2u) << "all groups";
+  EXPECT_EQ(left.ppo_epochs(), 1u);
+  const v1::UpdateHeader said = BegunIn(Submit("b skip slow=1 schedule=reuse steps=3", 0)).effective();
+  EXPECT_EQ(said.request().on_nonfinite(), v1::SKIP);
+  EXPECT_EQ(said.request().schedule(), v1::REUSE);
+  EXPECT_EQ(said.ppo_mini_batch_size(), 1u);
+  EXPECT_EQ(said.ppo_epochs(), 3u);
 }
 
 TEST_F(AnswersTest, AWorkerThatLoadsIsNotIdle) {
@@ -271,15 +294,9 @@ TEST_F(AnswersTest, ARequestWithMoreStepsThanItsTotalAddsNone) {
 TEST_F(AnswersTest, ALargeReportOfAPlanIsNotInTheJournal) {
   Serve();
   const auto has_plan = [this](const std::string& id, int clusters) {
-    for (const Action& action : Submit(id, clusters)) {
-      const auto* row = std::get_if<JournalAction>(&action);
-      internal::v1::JournalRow read;
-      if (row == nullptr || !read.ParseFromString(row->body) || !read.has_accepted()) continue;
-      EXPECT_EQ(read.accepted().begun().lineage(), "L-1");
-      return read.accepted().begun().has_plan();
-    }
-    ADD_FAILURE() << "no row";
-    return false;
+    const v1::UpdateResult begun = BegunIn(Submit(id, clusters));
+    EXPECT_EQ(begun.lineage(), "L-1");
+    return begun.has_plan();
   };
   EXPECT_TRUE(has_plan("a", 1000));
   EXPECT_LT(report_bytes_, 64u << 10);

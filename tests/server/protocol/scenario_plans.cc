@@ -116,8 +116,9 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
   if (command.Has("lineage")) common.set_expected_lineage(command.options.at("lineage"));
   if (command.Has("skip")) common.set_on_nonfinite(v1::SKIP);
   common.set_validate_only(command.Has("validate"));
-  header.set_ppo_epochs(static_cast<uint32_t>(command.Get("steps", 1)));
-  request->num_steps = header.ppo_epochs();
+  if (command.Text("schedule") == "reuse") common.set_schedule(v1::REUSE);
+  if (command.Has("steps")) header.set_ppo_epochs(static_cast<uint32_t>(command.Get("steps", 1)));
+  request->num_steps = command.Get("steps", 1);
   if (command.Has("by_ranks")) header.mutable_loss()->set_clip_ratio_high(1);
   if (command.Has("slow")) header.set_ppo_mini_batch_size(command.Get("slow", 0));
   if (command.Has("needs")) header.mutable_loss()->set_clip_ratio_c(static_cast<double>(command.Get("needs", 0)));
