@@ -10,7 +10,7 @@ absl::Status ReceivingBudget::Share::Set(uint64_t bytes) {
     return MakeError(Reason::kLimitExceeded, absl::StrCat("the request takes more than the ", budget_.bytes_max_,
                                                           " bytes of limits.receiving_bytes: send smaller ones"));
   }
-  absl::MutexLock lock(&budget_.mutex_);
+  MutexLock lock(&budget_.mutex_);
   const uint64_t others = budget_.bytes_ - bytes_;
   if (others + bytes > budget_.bytes_max_) {
     return MakeError(Reason::kQueueFull,
@@ -23,7 +23,7 @@ absl::Status ReceivingBudget::Share::Set(uint64_t bytes) {
 }
 
 void ReceivingBudget::Share::Release() {
-  absl::MutexLock lock(&budget_.mutex_);
+  MutexLock lock(&budget_.mutex_);
   budget_.bytes_ -= bytes_;
   bytes_ = 0;
 }

@@ -7,7 +7,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+#include "common/base/mutex.h"
 
 namespace stemma::server {
 
@@ -35,7 +35,7 @@ class ReceivingBudget {
 
  private:
   const uint64_t bytes_max_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   uint64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

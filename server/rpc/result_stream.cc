@@ -14,20 +14,20 @@ ResultStream::ResultStream(grpc::CallbackServerContext* context, uint64_t idle_m
     : context_(context), idle_ms_(idle_ms), hooks_(std::move(hooks)), timer_(absl::Milliseconds(idle_ms)) {}
 
 void ResultStream::Add(std::shared_ptr<const v1::GroupResult> chunk) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (finished_) return;
   chunks_.push_back(std::move(chunk));
   Next();
 }
 
 void ResultStream::End(const absl::Status& status) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   end_ = status;
   Next();
 }
 
 void ResultStream::OnWriteDone(bool ok) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   timer_.Stop();
   writing_ = false;
   chunks_.pop_front();
@@ -35,7 +35,7 @@ void ResultStream::OnWriteDone(bool ok) {
 }
 
 void ResultStream::Abandon(const grpc::Status& status) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (std::exchange(finished_, true)) return;
   hooks_.finish(status);
 }
@@ -45,7 +45,7 @@ void ResultStream::Abandon(const grpc::Status& status) {
 void ResultStream::GiveUp(uint64_t write) {
   grpc_call* call = nullptr;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (finished_ || !writing_ || write != writes_) return;
     call = context_->c_call();  // the context stays until the write has ended, which needs the lock
     grpc_call_ref(call);

@@ -16,7 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+#include "common/base/mutex.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/status.h"
 #include "server/rpc/idle_timer.h"
@@ -50,7 +50,7 @@ class ResultStream {
   const uint64_t idle_ms_;
   const Hooks hooks_;
   std::weak_ptr<void> call_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   IdleTimer timer_ ABSL_GUARDED_BY(mutex_);  // of the chunk that is being written
   std::deque<std::shared_ptr<const v1::GroupResult>> chunks_ ABSL_GUARDED_BY(mutex_);  // the front one is being written
   uint64_t writes_ ABSL_GUARDED_BY(mutex_) = 0;                                        // that were begun

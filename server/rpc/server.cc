@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/synchronization/mutex.h"
 #include "common/base/mesh.h"
 #include "common/base/message_sizes.h"
+#include "common/base/mutex.h"
 #include "common/base/status_macros.h"
 #include "common/base/steady_time.h"
 #include "common/base/stop_times.h"
@@ -57,7 +57,7 @@ struct Server::Rpc {
   grpc::CallbackGenericService nothing;
   std::unique_ptr<MetricsListener> metrics;
   Listener clients, workers;
-  absl::Mutex mutex;
+  Mutex mutex;
   Listener ops ABSL_GUARDED_BY(mutex);
   bool ready ABSL_GUARDED_BY(mutex) = false;
   bool draining ABSL_GUARDED_BY(mutex) = false;
@@ -117,7 +117,7 @@ absl::Status Server::OpenListeners(const ServerOptions& options, uint32_t ranks)
                                         clock_));
   ops_address_ = ops.address;
   {
-    absl::MutexLock lock(&rpc_->mutex);
+    MutexLock lock(&rpc_->mutex);
     rpc_->ops = std::move(ops);
   }
   SetReady(false);
@@ -154,20 +154,20 @@ std::string Server::Stop(absl::Duration within) {
 
 Server::~Server() {
   Stop(absl::InfiniteDuration());  // the coordinator may still set health
-  absl::MutexLock lock(&rpc_->mutex);
+  MutexLock lock(&rpc_->mutex);
   if (rpc_->ops.server == nullptr) return;
   rpc_->ops.acceptor->Stop();
   rpc_->ops.server->Shutdown(gpr_inf_past(GPR_CLOCK_MONOTONIC));
 }
 
 void Server::SetReady(bool ready) {
-  absl::MutexLock lock(&rpc_->mutex);
+  MutexLock lock(&rpc_->mutex);
   rpc_->ready = ready;
   rpc_->ShowHealth();
 }
 
 void Server::SetAnswering(Answering answering) {
-  absl::MutexLock lock(&rpc_->mutex);
+  MutexLock lock(&rpc_->mutex);
   rpc_->answering = answering;
   rpc_->ShowHealth();
 }
@@ -175,7 +175,7 @@ void Server::SetAnswering(Answering answering) {
 bool Server::Drain(absl::Duration within) {
   const absl::Time last = SteadyNow(RealClock()) + within + kCloseWithin;
   {
-    absl::MutexLock lock(&rpc_->mutex);
+    MutexLock lock(&rpc_->mutex);
     rpc_->draining = true;
     rpc_->ShowHealth();
   }

@@ -58,27 +58,27 @@ void WorkerSession::OnReadDone(bool ok) {
 }
 
 void WorkerSession::ReadNext() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (finished_) return;
   incoming_.Clear();
   StartRead(&incoming_);
 }
 
 void WorkerSession::Send(internal::v1::ServerMessage message) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   outgoing_.emplace_back(std::move(message));
   WriteNext();
 }
 
 void WorkerSession::SendPayload(const std::string& id, std::shared_ptr<const TrainingRequest> request,
                                 std::vector<uint32_t> groups) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   outgoing_.emplace_back(PayloadChunks(id, std::move(request), std::move(groups)));
   WriteNext();
 }
 
 void WorkerSession::OnWriteDone(bool ok) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   writing_ = false;
   if (ok) WriteNext();  // else the read ends too
 }
@@ -106,7 +106,7 @@ void WorkerSession::Lose(const std::string& reason) {
 }
 
 void WorkerSession::FinishOnce(const grpc::Status& status) {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (std::exchange(finished_, true)) return;
   outgoing_.clear();
   Finish(status);

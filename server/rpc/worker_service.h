@@ -14,7 +14,7 @@
 #include <variant>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "common/base/mutex.h"
 #include "server/coordinator/coordinator.h"
 #include "server/protocol/payload_chunks.h"
 #include "stemma/internal/v1/worker.grpc.pb.h"
@@ -59,7 +59,7 @@ class WorkerSession final : public grpc::ServerBidiReactor<internal::v1::WorkerM
   Coordinator& coordinator_;
   SessionId session_ = 0;                 // set once, before the first read
   internal::v1::WorkerMessage incoming_;  // of the one read under way
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::deque<std::variant<internal::v1::ServerMessage, PayloadChunks>> outgoing_ ABSL_GUARDED_BY(mutex_);
   internal::v1::ServerMessage writing_message_;  // of the one write under way
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

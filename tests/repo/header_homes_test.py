@@ -10,6 +10,7 @@ _GRPC = re.compile(r"(grpc|grpcpp|grpc\+\+)/|.*\.grpc\.pb\.h$")
 _CUDA = re.compile(r"(cuda|cublas|cudnn|cufft|curand|cusolver|cusparse|nccl|nvml|nvtx)|.*/cuda/|.*/nccl")
 _SQLITE = re.compile(r"sqlite3(ext)?\.h$")
 _C10D = re.compile(r"torch/csrc/distributed/|gloo/")
+_ABSL_LOCKS = re.compile(r"absl/synchronization/mutex\.h$")  # which TSan does not see: common/base/mutex.h says why
 _THREADS = re.compile(r"(thread|mutex|shared_mutex|condition_variable|future|atomic|semaphore|barrier|latch|stop_token|"
                       r"pthread\.h)$|absl/synchronization/")
 _CLOCKS = re.compile(r"(chrono|ctime|time\.h|sys/time\.h|absl/time/clock\.h|common/base/clock\.h)$")
@@ -21,6 +22,7 @@ _HOMES = (
     ("CUDA or NCCL", _CUDA, re.compile(r"worker/(parallel|memory|backend)/|tests/")),
     ("SQLite", _SQLITE, re.compile(r"(tests/)?server/store/")),
     ("c10d or Gloo", _C10D, re.compile(r"(tests/)?worker/parallel/")),
+    ("absl::Mutex", _ABSL_LOCKS, re.compile(r"(?!)")),
 )
 _PURE_FOLDERS = ("common/admission/", "common/cost/", "server/protocol/", "server/planner/", "worker/schedule/", "worker/memory/residency/")
 _NOT_PURE = (("LibTorch", _TORCH), ("gRPC", _GRPC), ("threads", _THREADS), ("a clock", _CLOCKS))
@@ -86,13 +88,15 @@ def test_a_stray_header_is_noticed():
                            ("server/planner/a.h", "stemma/v1/training.grpc.pb.h"), ("worker/ops/a.cc", "cuda_runtime.h"),
                            ("worker/engine/a.cc", "ATen/cuda/CUDAContext.h"), ("client/cli/a.cc", "c10/util/Exception.h"),
                            ("worker/engine/a.cc", "torch/csrc/distributed/c10d/TCPStore.hpp"),
-                           ("server/coordinator/a.cc", "sqlite3.h"), ("tests/server/coordinator/a.cc", "sqlite3.h")):
+                           ("server/coordinator/a.cc", "sqlite3.h"), ("tests/server/coordinator/a.cc", "sqlite3.h"),
+                           ("server/rpc/a.h", "absl/synchronization/mutex.h")):
         assert len(strays({path: f"#include <{included}>\n"})) == 1, path
     for path, included in (("worker/ops/a.cc", "ATen/ops/mm.h"), ("server/rpc/a.cc", "grpcpp/server.h"),
                            ("client/cli/a.h", "stemma/v1/training.grpc.pb.h"), ("worker/backend/a.cc", "cuda_runtime.h"),
                            ("server/store/a.cc", "sqlite3.h"), ("tests/server/store/a_test.cc", "sqlite3.h"),
                            ("worker/parallel/a.cc", "torch/csrc/distributed/c10d/TCPStore.hpp"),
-                           ("server/planner/a.h", "stemma/v1/training.pb.h")):
+                           ("server/planner/a.h", "stemma/v1/training.pb.h"),
+                           ("tests/worker/a.cc", "absl/synchronization/notification.h")):
         assert not strays({path: f"#include <{included}>\n"}), path
 
 

@@ -23,7 +23,7 @@ def _built(tree):
 def test_the_table_names_what_exists_once():
     built = _built(_TREE)
     for preset in sanitize.TABLE:
-        names = [*preset.tests, *(control.command[0] for control in preset.controls)]
+        names = [*preset.tests, *sanitize.PROCESSES, *(control.command[0] for control in preset.controls)]
         source_tree.assert_none([f"{preset.name}: {name} is no test" for name in names if name not in built])
         assert len(set(preset.tests)) == len(preset.tests), preset.name
         assert f'"name": "{preset.name}"' in _TREE["CMakePresets.json"]
@@ -62,11 +62,34 @@ def test_a_control_that_is_not_reported_is_noticed(build, does):
     assert "race_control" in sanitize.control_problem(_CONTROL, build(does), {})
 
 
-def test_a_failed_build_and_a_failed_test_are_noticed(monkeypatch):
+def test_a_failed_build_and_a_failed_test_are_noticed(monkeypatch, tmp_path):
     preset = dataclasses.replace(sanitize.TABLE[1], controls=())
+    monkeypatch.setattr(sanitize, "ROOT", tmp_path)
     for failing in ("--build", "ctest"):
         monkeypatch.setattr(sanitize, "call", lambda *command, environment=(): int(failing in command))
-        assert sanitize.sanitize(preset, [], 1), failing
+        for words in ([], ["spool"], ["e2e_gang"]):
+            assert sanitize.sanitize(preset, words, 1), (failing, words)
     monkeypatch.setattr(sanitize, "call", lambda *command, environment=(): 0)
-    assert not sanitize.sanitize(preset, ["spool"], 1)
-    assert not sanitize.sanitize(preset, ["no_such"], 1)
+    for words in ([], ["spool"], ["e2e_gang"], ["no_such"]):
+        assert not sanitize.sanitize(preset, words, 1), words
+
+
+def test_what_a_process_reports_fails_the_preset_and_so_does_a_control_that_reports_nothing(monkeypatch, tmp_path):
+    preset = sanitize.TABLE[1]
+    monkeypatch.setattr(sanitize, "ROOT", tmp_path)
+    said = {"race_control": "", "ctest": ""}
+
+    def call(*command, environment=()):
+        options = dict(environment)["TSAN_OPTIONS"]
+        path = next(option.partition("=")[2] for option in options.split(":") if option.startswith("log_path="))
+        program = sanitize.pathlib.Path(command[0]).name
+        if said[program]:
+            sanitize.pathlib.Path(f"{path}.7").write_text(said[program])
+        return 0
+
+    monkeypatch.setattr(sanitize, "call", call)
+    assert sanitize.sanitize_processes(preset, ["e2e_gang"], 1) == ["tsan: race_control as a process is not reported"]
+    said["race_control"] = "WARNING: ThreadSanitizer: data race (pid=7)"
+    assert not sanitize.sanitize_processes(preset, ["e2e_gang"], 1)
+    said["ctest"] = "WARNING: ThreadSanitizer: data race (pid=8)"
+    assert sanitize.sanitize_processes(preset, ["e2e_gang"], 1) == ["tsan: report.7:\nWARNING: ThreadSanitizer: data race (pid=8)"]

@@ -1,14 +1,15 @@
-"""Builds the tests of server, schedule, memory and kernels under the sanitizers, and runs them.
+"""Builds the programs, and the tests of server, schedule, memory and kernels, under the sanitizers, and runs them.
 
 make sanitize                               asan (with UBSan), then tsan
 make sanitize ARGS="--preset tsan"          one of the two
-make sanitize ARGS="--tests spool journal"  those whose names hold one of the words
+make sanitize ARGS="--tests spool journal"  those whose names hold one of the words; "e2e_" takes processes
 
 Before the tests of a preset run its controls: small programs with a mistake that the sanitizer has to report.
 
 Which tests run where is the table below. Under tsan stand those that link no LibTorch: its threads (OpenMP, c10) are not
 compiled with the sanitizer, which would report races where there are none. So the gang's ranks as threads, the engine and the
-schedule's numbers run under asan alone, and gRPC's side of the server (server/rpc) under neither.
+schedule's numbers run under asan alone. Behind them real servers and workers of the build run under tests in Python, which are
+those of gRPC's side (server/rpc, worker/rpc) and of Gloo's: what a process reports fails the preset, whatever the test says.
 
 Exit status: 0 if every test passed and every control was reported, 1 if not, 2 for wrong use."""
 
@@ -38,6 +39,12 @@ KERNELS = ("attention_loops_test", "attention_test", "vector_exp_test", "rowwise
 # The worker's memory, and the schedule in C++, on LibTorch.
 TORCH = ("offload_store_test", "adamw_test", "blocks_test", "tape_policy_test", "prefix_kv_test", "thread_communicator_test")
 
+# Tests in Python whose servers and workers are those of the build. Left out are those that bound a process's memory, or what
+# takes a time that a sanitizer multiplies.
+PROCESSES = ("e2e_bad_input", "e2e_gang", "e2e_export", "e2e_checkpoints", "e2e_pass_weights", "python_client_e2e_test",
+             "hostile_b2_streams", "hostile_a2_fake_worker")
+PROGRAMS = ("stemma", "stemma-server", "stemma-worker", "fake_worker")
+
 # Tests ask for more memory than there is: that is refused with a null pointer, as without sanitizer.
 NO_MEMORY = "allocator_may_return_null=1"
 
@@ -54,6 +61,15 @@ class Preset:
     tests: tuple
     controls: tuple
     environment: tuple  # (name, value)
+    options: tuple  # (name, value) of the variable that processes get; they write reports to files beside it
+
+    def reports(self):
+        return ROOT / "build" / self.name / "reports"
+
+    def of_processes(self):
+        """Their environment: a test's own verdict stays what it is, and reports go to files."""
+        name, value = self.options
+        return {name: f"{value}:log_path={self.reports() / 'report'}", "OMP_NUM_THREADS": "1"}
 
 
 TABLE = (
@@ -61,10 +77,14 @@ TABLE = (
            (Control(("memory_control",), "AddressSanitizer: heap-buffer-overflow"),
             Control(("memory_control", "overflow"), "signed integer overflow")),
            (("ASAN_OPTIONS", f"{NO_MEMORY}:detect_stack_use_after_return=1:strict_string_checks=1"),
-            ("UBSAN_OPTIONS", "print_stacktrace=1"))),
+            ("UBSAN_OPTIONS", "print_stacktrace=1")),
+           # Libraries that are not compiled with it hand over containers of this build, and keep what they have at an end.
+           ("ASAN_OPTIONS", f"{NO_MEMORY}:detect_container_overflow=0:detect_leaks=0:quarantine_size_mb=16")),
     Preset("tsan", STORE + SERVER + COMMON + PLAIN, (Control(("race_control",), "ThreadSanitizer: data race"),),
            # Engine threads of a generation that is over are left to the end of their process, in tests as in the worker.
-           (("TSAN_OPTIONS", f"{NO_MEMORY}:second_deadlock_stack=1:report_thread_leaks=0"),)),
+           (("TSAN_OPTIONS", f"{NO_MEMORY}:second_deadlock_stack=1:report_thread_leaks=0"),),
+           ("TSAN_OPTIONS", f"{NO_MEMORY}:second_deadlock_stack=1:report_thread_leaks=0:exitcode=0:"
+                            f"suppressions={ROOT}/tests/sanitize/tsan_suppressions.txt")),
 )
 
 
@@ -81,23 +101,54 @@ def call(*command, environment=()):
     return subprocess.run(command, cwd=ROOT, check=False, env=os.environ | dict(environment)).returncode
 
 
+def run_tests(preset, tests, jobs, environment):
+    """Whether one failed."""
+    return call("ctest", "--preset", preset.name, "-j", str(jobs), "--no-tests=error", "-R", f"^({'|'.join(tests)})$",
+                environment=environment)
+
+
+def take_reports(preset):
+    """The reports of processes so far, each with its first lines; they are removed."""
+    reports = sorted(preset.reports().glob("report*"))
+    texts = ["\n".join([f"{preset.name}: {path.name}:", *path.read_text(errors="replace").splitlines()[:40]]) for path in reports]
+    for path in reports:
+        path.unlink()
+    return texts
+
+
+def sanitize_processes(preset, tests, jobs):
+    """What went wrong where processes of the build are tested, one at a time: they are slow. The control's report has to come."""
+    preset.reports().mkdir(parents=True, exist_ok=True)
+    take_reports(preset)
+    problems = []
+    for control in preset.controls[:1]:
+        call(ROOT / "build" / preset.name / "tests" / control.command[0], environment=preset.of_processes().items())
+        if not any(control.said in text for text in take_reports(preset)):
+            problems.append(f"{preset.name}: {control.command[0]} as a process is not reported")
+    if run_tests(preset, tests, 1, preset.of_processes().items()):
+        problems.append(f"{preset.name}: tests of processes")
+    return problems + take_reports(preset)
+
+
 def sanitize(preset, words, jobs):
     """What went wrong; empty: nothing."""
-    tests = [test for test in preset.tests if not words or any(word in test for word in words)]
-    if not tests:
+    def chosen(names):
+        return [name for name in names if not words or any(word in name for word in words)]
+
+    tests, processes = chosen(preset.tests), chosen(PROCESSES)
+    if not tests and not processes:
         return []
     build, environment = ROOT / "build" / preset.name, dict(preset.environment)
-    programs = tests + [control.command[0] for control in preset.controls]
+    programs = tests + [control.command[0] for control in preset.controls] + list(PROGRAMS if processes else ())
     if call("cmake", "--preset", preset.name) or \
             call("cmake", "--build", "--preset", preset.name, "-j", str(jobs), "--target", *programs):
         return [f"{preset.name}: the build"]
     problems = [f"{preset.name}: {problem}" for control in preset.controls
                 if (problem := control_problem(control, build, environment))]
     print(f"{preset.name}: {len(preset.controls) - len(problems)} of {len(preset.controls)} controls are reported", flush=True)
-    if call("ctest", "--preset", preset.name, "-j", str(jobs), "--no-tests=error", "-R", f"^({'|'.join(tests)})$",
-            environment=environment):
+    if tests and run_tests(preset, tests, jobs, environment.items()):
         problems.append(f"{preset.name}: tests")
-    return problems
+    return problems + (sanitize_processes(preset, processes, jobs) if processes else [])
 
 
 def main(arguments):

@@ -231,7 +231,7 @@ EngineHooks InProcess::Hooks(int rank) {
   EngineHooks hooks;
   hooks.progress = options_.progress;
   hooks.results = [this](internal::v1::ResultChunk chunk) {
-    absl::MutexLock lock(&results_mutex_);
+    MutexLock lock(&results_mutex_);
     for (v1::RolloutResult& rollout : *chunk.mutable_group()->mutable_rollouts()) {
       const std::string id = rollout.rollout_id();
       CHECK(results_.emplace(id, std::move(rollout)).second) << id << ": two ranks tell of it";

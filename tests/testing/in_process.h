@@ -11,9 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "common/admission/training_request.h"
 #include "common/base/mesh.h"
+#include "common/base/mutex.h"
 #include "common/cost/state_bytes.h"
 #include "common/model/model_tensors.h"
 #include "server/protocol/request_plan.h"
@@ -118,7 +118,7 @@ class InProcess {
   std::vector<internal::v1::Vote> votes_;              // by rank
   TrainingRequest request_;                            // without its groups, which the engine holds
   RequestPlan plan_;
-  absl::Mutex results_mutex_;
+  Mutex results_mutex_;
   std::map<std::string, v1::RolloutResult> results_;
   int requests_ = 0;
   uint64_t step_ = 0;

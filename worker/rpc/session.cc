@@ -9,10 +9,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "common/base/connection_pings.h"
 #include "common/base/flag.h"
 #include "common/base/message_sizes.h"
+#include "common/base/mutex.h"
 #include "common/base/system_memory.h"
 #include "glog/logging.h"
 #include "grpc/support/log.h"
@@ -107,12 +107,12 @@ class Writer {
  public:
   explicit Writer(Stream& stream) : stream_(stream) {}
   void Send(const WorkerMessage& message) {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     stream_.Write(message);  // false: the stream is broken, which its reader sees too
   }
 
  private:
-  absl::Mutex mutex_;
+  Mutex mutex_;
   Stream& stream_;
 };
 
@@ -145,7 +145,7 @@ class EngineFailure {
   EngineFailure(grpc::ClientContext& context, Writer& writer) : context_(context), writer_(writer) {}
   void Set(const absl::Status& status) {
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       status_ = status;
     }
     if (absl::IsUnavailable(status)) return context_.TryCancel();
@@ -156,7 +156,7 @@ class EngineFailure {
   }
   void StreamClosed() { closed_.Set(); }
   absl::Status Get() {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     return status_;
   }
 
@@ -164,7 +164,7 @@ class EngineFailure {
   grpc::ClientContext& context_;
   Writer& writer_;
   Flag closed_;
-  absl::Mutex mutex_;
+  Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
