@@ -1,6 +1,7 @@
 #include "server/protocol/known_requests.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "common/base/request_state.h"
 #include "server/protocol/request_table.h"
@@ -38,11 +39,15 @@ void KnownRequests::End(v1::RequestState as, KnownRequest& request) {
 }
 
 void KnownRequests::DropOldest(uint64_t requests_kept) {
-  while (finals_.size() > requests_kept) {
-    const KnownRequest* oldest = finals_.begin()->second;
+  std::vector<const KnownRequest*> dropped;
+  for (; finals_.size() > requests_kept; finals_.erase(finals_.begin())) {
+    const KnownRequest* oldest = dropped.emplace_back(finals_.begin()->second);
     state_->add_expired_ids(oldest->request_id());
-    Remove(oldest);
+    by_id_.erase(oldest->request_id());
   }
+  // One is the rule; many are dropped where another server kept more.
+  if (dropped.size() == 1) Delete(dropped[0]);
+  if (dropped.size() > 1) DeleteMany({dropped.begin(), dropped.end()});
   const int too_many = state_->expired_ids_size() - static_cast<int>(kExpiredIdsMax);
   if (too_many > 0) state_->mutable_expired_ids()->DeleteSubrange(0, too_many);
 }
@@ -52,9 +57,23 @@ void KnownRequests::Remove(const KnownRequest* request) {
   const auto [first, last] = finals_.equal_range(request->end_order());
   const auto final = std::find_if(first, last, [&](const auto& ended) { return ended.second == request; });
   if (final != last) finals_.erase(final);
+  Delete(request);
+}
+
+void KnownRequests::Delete(const KnownRequest* request) {
   auto& requests = *state_->mutable_requests();
   const auto place = std::find(requests.pointer_begin(), requests.pointer_end(), request);
   requests.DeleteSubrange(static_cast<int>(place - requests.pointer_begin()), 1);
+}
+
+// Delete moves all that are behind it, each time: this moves what stays, once.
+void KnownRequests::DeleteMany(const absl::flat_hash_set<const KnownRequest*>& dropped) {
+  auto& requests = *state_->mutable_requests();
+  int stay = 0;
+  for (int i = 0; i < requests.size(); ++i) {
+    if (!dropped.contains(&requests[i])) requests.SwapElements(stay++, i);
+  }
+  requests.DeleteSubrange(stay, requests.size() - stay);
 }
 
 }  // namespace stemma::server

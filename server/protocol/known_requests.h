@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "stemma/internal/v1/journal.pb.h"
 
 namespace stemma::server {
@@ -37,6 +38,9 @@ class KnownRequests {
 
  private:
   void Remove(const internal::v1::KnownRequest* request);
+  // Deletes what neither by_id_ nor finals_ has any more.
+  void Delete(const internal::v1::KnownRequest* request);
+  void DeleteMany(const absl::flat_hash_set<const internal::v1::KnownRequest*>& dropped);
 
   internal::v1::JournalState* const state_;
   absl::flat_hash_map<std::string_view, internal::v1::KnownRequest*> by_id_;  // by their own ids

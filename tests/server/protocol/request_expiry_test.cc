@@ -18,8 +18,6 @@
 namespace stemma::server {
 namespace {
 
-constexpr uint64_t kRequestsKept = 3;
-
 class RequestExpiryTest : public ::testing::TestWithParam<uint32_t> {
  protected:
   RequestExpiryTest() : seed_(testing::FirstSeed() + GetParam()), random_(seed_) {}
@@ -27,9 +25,9 @@ class RequestExpiryTest : public ::testing::TestWithParam<uint32_t> {
   size_t Below(size_t count) { return random_() % count; }
 
   void Fold(const internal::v1::JournalRow& row) {
-    const absl::Status status = FoldRow(internal::v1::JournalRow(row), kRequestsKept, state_, *requests_);
+    const absl::Status status = FoldRow(internal::v1::JournalRow(row), requests_kept_, state_, *requests_);
     ASSERT_TRUE(status.ok()) << status;
-    ASSERT_TRUE(FoldRow(row, kRequestsKept, folded_alone_).ok());
+    ASSERT_TRUE(FoldRow(row, requests_kept_, folded_alone_).ok());
   }
 
   void Accept(const std::string& id) {
@@ -66,10 +64,11 @@ class RequestExpiryTest : public ::testing::TestWithParam<uint32_t> {
     Fold(row);
   }
 
-  // Starts the next server, which has what the journal says.
+  // Starts the next server, which has what the journal says, and may keep fewer or more of them.
   void Restart() {
+    requests_kept_ = 1 + Below(6);
     requests_.emplace(&state_);
-    table_.emplace(kRequestsKept);
+    table_.emplace(requests_kept_);
     for (const std::string& id : state_.expired_ids()) table_->RestoreExpired(id);
     for (const internal::v1::KnownRequest& known : state_.requests()) {
       UpdateRecord record;
@@ -99,9 +98,10 @@ class RequestExpiryTest : public ::testing::TestWithParam<uint32_t> {
 
   const uint32_t seed_;
   std::mt19937 random_;
+  uint64_t requests_kept_ = 3;
   internal::v1::JournalState state_, folded_alone_;  // each row by all that were folded before, and by itself
   std::optional<KnownRequests> requests_{&state_};
-  std::optional<RequestTable> table_{std::in_place, kRequestsKept};
+  std::optional<RequestTable> table_{std::in_place, requests_kept_};
   std::vector<std::string> open_;
 };
 
