@@ -41,7 +41,7 @@ fuzz:
 	@cmake --build --preset fuzz
 	@third_party/venv/bin/python tests/fuzz/fuzz.py $(ARGS)
 
-# Tests and real processes under ASan and UBSan, and under TSan; make sanitize ARGS="--help" says what can be chosen.
+# Tests under ASan and UBSan, and tests and real processes under TSan; make sanitize ARGS="--help" says what can be chosen.
 sanitize: deps
 	@third_party/venv/bin/python tests/sanitize/sanitize.py $(ARGS)
 

@@ -29,6 +29,8 @@ struct MemoryOptions {
   int64_t rounds_in_flight = 1;
   int64_t budget_bytes = 0;     // above weights, gradients and optimizer state (server/planner/memory_division.h)
   int64_t held_bytes = 0;       // of the device, beside every cluster; budget_bytes is without them
+  int64_t kept_free_bytes = 0;  // what budget_bytes is without, held_bytes among it
+  int64_t overdrawn_bytes = 0;  // by which that is more than the budget; budget_bytes is 0 then
   bool sums_gradients = false;  // of the whole model, to reduce them once; among held_bytes
   int64_t host_bytes = 0;       // of host memory for tapes; 0: not known, not a limit
   int64_t wave_suffixes = 0;    // forced; 0: by the budget
@@ -50,6 +52,12 @@ struct MemoryOptions {
   bool stopped() const { return stop && stop(); }
   std::span<const ByteShape> all_stages() const {
     return stages.empty() ? std::span<const ByteShape>(&shape, 1) : std::span<const ByteShape>(stages);
+  }
+  // Takes these bytes from the budget.
+  void KeepFree(int64_t bytes) {
+    kept_free_bytes = bytes;
+    overdrawn_bytes = std::max<int64_t>(bytes - budget_bytes, 0);
+    budget_bytes = std::max<int64_t>(budget_bytes - bytes, 0);
   }
   // Says of every stage whether the loss takes its gradient of whole responses (ByteShape::whole_rollouts).
   void SetWholeRollouts(bool whole) {

@@ -98,7 +98,7 @@ class Planner {
     // What is in flight of it, orders say when they are known.
     const int64_t in_flight = staged ? RowsInFlightBytes(options, request_) : 0;
     if (staged || forward_only || sharded) {
-      options.budget_bytes = std::max<int64_t>(options.budget_bytes - options.held_bytes - in_flight, 0);
+      options.KeepFree(options.held_bytes + in_flight);
     }
     return options;
   }

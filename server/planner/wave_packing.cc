@@ -81,16 +81,21 @@ absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& gro
   const int64_t needed = host ? answer.host_bytes_needed : answer.bytes_needed;
   const int64_t left = host ? options.host_bytes : options.budget_bytes;
   const char* field = host ? "host_memory_bytes" : "memory_budget_bytes";
+  const int64_t missing = needed - left + (host ? 0 : options.overdrawn_bytes);
   std::string text = absl::StrCat("group ", group.uid, " needs ", needed, " bytes",
                                   host ? " of host memory for its tape, beside what optimizer states take there"
                                        : " above the model's weights, gradients and optimizer states",
-                                  ", and ", field, " leaves ", left);
+                                  options.forward_only ? " in a log-prob pass" : "", ", and ", field, " leaves ", left);
+  if (!host && options.kept_free_bytes > 0) {
+    absl::StrAppend(&text, " beside ", options.kept_free_bytes,
+                    " that a checkpoint's weights, sums of gradients, gathered parameters or stages in flight take");
+  }
   if (!forced.empty()) {
     absl::StrAppend(&text, "; the run configuration forces ", absl::StrJoin(forced, ", "), ": lower or unset it, or");
   } else {
     absl::StrAppend(&text, ": shorten it, or");
   }
-  absl::StrAppend(&text, " raise ", field, " by ", needed - left);
+  absl::StrAppend(&text, " raise ", field, " by ", missing);
   return MakeError(Reason::kGroupTooLarge, text, {.uid = group.uid, .field = "groups"});
 }
 

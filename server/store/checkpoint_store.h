@@ -2,16 +2,19 @@
 //
 // A folder of that name is whole: it was filled under another name (.tmp-...) by the ranks and this class, read back,
 // and renamed. Names are ^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$; links are not followed, neither the folder nor a file in
-// it. Nothing here keeps state: what there is, is on the disk. Thread safety: calls share only the folder, and may run
-// on several threads; no two at once about the same name.
+// it. Nothing here keeps state: what there is, is on the disk. Where the path leads to another folder than the one that
+// was opened, nothing is written or removed there. Thread safety: calls share only the folder, and may run on several
+// threads; no two at once about the same name.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/held_folder.h"
 #include "common/model/model_config.h"
 #include "server/store/checkpoint_folder.h"
 #include "stemma/internal/v1/checkpoint.pb.h"
@@ -95,6 +98,7 @@ class CheckpointStore {
   explicit CheckpointStore(std::string folder) : folder_(std::move(folder)) {}
 
   std::string folder_;
+  std::optional<HeldFolder> held_;  // once it is open
 };
 
 }  // namespace stemma::server

@@ -29,6 +29,7 @@ absl::StatusOr<Spool> Spool::Open(const std::string& directory, uint64_t message
   ASSIGN_OR_RETURN(const std::string root, ResolvePath(directory));
   Spool spool(absl::StrCat(root, "/spool"), message_bytes_max);
   RETURN_IF_ERROR(MakePrivateFolder(spool.folder_));
+  ASSIGN_OR_RETURN(spool.held_, HeldFolder::Open(spool.folder_));
   ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(spool.folder_));
   for (const std::string& name : names) {
     if (!CheckFileName(TargetOfTemporary(name)).ok()) continue;
@@ -40,6 +41,7 @@ absl::StatusOr<Spool> Spool::Open(const std::string& directory, uint64_t message
 
 absl::StatusOr<std::string> Spool::PathOf(const std::string& name) const {
   RETURN_IF_ERROR(CheckFileName(name));
+  RETURN_IF_ERROR(held_->Check());
   return absl::StrCat(folder_, "/", name);
 }
 

@@ -3,10 +3,12 @@
 //
 // A file is there whole or not at all, and durable once Write returned. The journal's row says its bytes and digest,
 // and Read gives back nothing else. Names are those of CheckFileName (common/base/names.h); links are not followed.
+// Where the path leads to another folder than the one that was opened, nothing is written, read or removed there.
 // Thread safety: calls share only the folder, and may run on several threads; no two at once about the same name.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/admission/training_request.h"
+#include "common/base/held_folder.h"
 #include "server/protocol/request_plan.h"
 #include "server/store/spool_reader.h"
 #include "server/store/spool_writer.h"
@@ -53,6 +56,7 @@ class Spool {
   absl::StatusOr<std::string> PathOf(const std::string& name) const;
 
   std::string folder_;
+  std::optional<HeldFolder> held_;  // once it is open
   uint64_t message_bytes_max_;
 };
 

@@ -23,7 +23,7 @@ def _built(tree):
 def test_the_table_names_what_exists_once():
     built = _built(_TREE)
     for preset in sanitize.TABLE:
-        names = [*preset.tests, *sanitize.PROCESSES, *(control.command[0] for control in preset.controls)]
+        names = [*preset.tests, *preset.processes, *(control.command[0] for control in preset.controls)]
         source_tree.assert_none([f"{preset.name}: {name} is no test" for name in names if name not in built])
         assert len(set(preset.tests)) == len(preset.tests), preset.name
         assert f'"name": "{preset.name}"' in _TREE["CMakePresets.json"]

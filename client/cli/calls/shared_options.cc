@@ -49,9 +49,8 @@ void SetExamples(CLI::App* command, const std::string& examples) { command->foot
 bool StderrIsTerminal() { return TerminalTakesEscapes(STDERR_FILENO); }
 
 std::string TemporaryRoot() {
-  std::error_code error;
-  const auto path = std::filesystem::temp_directory_path(error);
-  return error ? "." : path.string();
+  const char* named = std::getenv("TMPDIR");
+  return named != nullptr && *named != '\0' ? named : "/tmp";
 }
 
 }  // namespace stemma::cli

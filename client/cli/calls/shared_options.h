@@ -32,7 +32,7 @@ void SetExamples(CLI::App* command, const std::string& examples);
 // Progress is drawn on a terminal only.
 bool StderrIsTerminal();
 
-// The directory for temporary files: TMPDIR, or the system's.
+// The directory for temporary files: TMPDIR, or /tmp. Where it is not there, making a file in it says so.
 std::string TemporaryRoot();
 
 }  // namespace stemma::cli

@@ -214,6 +214,17 @@ class CliE2eTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0)
         self.assertFalse([name for name in checks if name.startswith("link ")], "one rank has no links")
 
+    def test_a_folder_for_temporary_files_that_is_not_there_is_not_replaced_by_the_current_one(self):
+        folder = self.directory / "current"
+        folder.mkdir()
+        for arguments in (("local", "--model", self.model, "--data", self.directory / "data"),
+                          ("doctor", "--data", self.directory / "data", "-o", "json")):
+            result = run(*arguments, cwd=folder, env={"TMPDIR": str(self.directory / "none")})
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(f"cannot create a folder in {self.directory / 'none'}", result.stdout + result.stderr)
+            self.assertEqual(list(folder.iterdir()), [])
+        folder.rmdir()
+
     def doctor_in_a_folder(self, *arguments):
         """Its records, and what it left: files in its temporary folder, and processes that name it."""
         folder = self.directory / "doctor"

@@ -20,6 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Invalid;
 using testing::IsOk;
+using testing::StatusIs;
 using testing::TempFolder;
 
 Spool Opened(const std::string& directory) {
@@ -178,6 +179,33 @@ TEST(SpoolTest, WhatAKilledWriterLeftIsRemovedAtTheNextStart) {
   const Files files = FilesOf(folder / "spool");
   EXPECT_EQ(files.size(), 4u);
   EXPECT_FALSE(files.contains(".b.req.Xy12Za"));
+}
+
+// The folder of another run is there: neither gets files of this one, nor loses its own.
+TEST(SpoolTest, AnotherFolderInItsPlaceIsLeftAlone) {
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  const auto write = [&spool](const std::string& name) {
+    return spool.Write(name, DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1}));
+  };
+  const absl::StatusOr<internal::v1::SpoolFile> own = write("1-1");
+  ASSERT_THAT(own, IsOk());
+  std::filesystem::rename(folder / "spool", folder / "moved");
+  EXPECT_THAT(write("1-2").status(), StatusIs(absl::StatusCode::kInternal, HasSubstr("is not there any more")));
+  ASSERT_THAT(Opened(folder.path()).Write("1-1", DrawnRequest(2, 1, 10), DrawnPlan(2, 1), MakeMesh({.dp = 1})), IsOk());
+  const std::string others = BytesOf(folder / "spool/1-1");
+  const auto is_refused =
+      StatusIs(absl::StatusCode::kInternal, HasSubstr("another folder than the one that was opened"));
+  EXPECT_THAT(write("1-1").status(), is_refused);
+  EXPECT_THAT(write("1-2").status(), is_refused);
+  EXPECT_THAT(spool.Read(*own).status(), is_refused);
+  EXPECT_THAT(spool.Remove("1-1"), is_refused);
+  EXPECT_EQ(BytesOf(folder / "spool/1-1"), others);
+  EXPECT_EQ(FilesOf(folder / "spool").size(), 1u);
+  std::filesystem::remove_all(folder / "spool");
+  std::filesystem::rename(folder / "moved", folder / "spool");
+  EXPECT_THAT(spool.Read(*own), IsOk()) << "it is back";
+  EXPECT_THAT(write("1-2"), IsOk());
 }
 
 TEST(SpoolTest, SweepRemovesRequestsThatNobodyKeepsAndNothingElse) {

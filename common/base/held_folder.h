@@ -1,0 +1,33 @@
+// A folder that a process works in by its path, for as long as that leads to it: somebody may move the folder and put
+// another one there, or unmount its disk, and files of two runs would get mixed.
+//
+// Thread safety: all methods are const. Copies are of one folder.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "common/base/unique_fd.h"
+
+namespace stemma {
+
+class HeldFolder {
+ public:
+  // Errors: those of opening it.
+  static absl::StatusOr<HeldFolder> Open(std::string path);
+
+  // Tells whether the path leads to this folder still. Where it leads nowhere, whoever uses it hears so by itself.
+  // Errors: INTERNAL - it leads to another one; says what to do.
+  absl::Status Check() const;
+
+ private:
+  HeldFolder(std::string path, UniqueFd fd)
+      : path_(std::move(path)), fd_(std::make_shared<const UniqueFd>(std::move(fd))) {}
+
+  std::string path_;
+  std::shared_ptr<const UniqueFd> fd_;  // held: while it is, no other folder gets its number
+};
+
+}  // namespace stemma
