@@ -8,8 +8,10 @@ Before the tests of a preset run its controls: small programs with a mistake tha
 
 Which tests run where is the table below. Under tsan stand those that link no LibTorch: its threads (OpenMP, c10) are not
 compiled with the sanitizer, which would report races where there are none. So the gang's ranks as threads, the engine and the
-schedule's numbers run under asan alone. Under tsan real servers and workers of the build run behind them, with tests in Python:
-gRPC's side (server/rpc, worker/rpc) and Gloo's are theirs. What a process reports fails the preset, whatever the test says.
+schedule's numbers run under asan alone. Under tsan real servers and workers of the build run behind them, with tests in Python, which
+show races between threads that these programs made themselves. What a process reports fails the preset, whatever the test says.
+Races with a thread that gRPC made are seen by nothing here: gRPC of the system is not compiled with TSan, hands objects on by
+atomics that it does not see, and a report that such a thread is in is suppressed.
 
 Exit status: 0 if every test passed and every control was reported, 1 if not, 2 for wrong use."""
 

@@ -123,7 +123,7 @@ class UpdateResult:
     request_id  of the request
     steps       a StepResult for each optimizer step
     metrics     over the steps, by name: "actor/loss", "actor/grad_norm", ...; docs/metrics.md lists them
-    effective   the header that was in force, as a dict, with what was left to the server: its schedule, "ABORT", all groups, one epoch
+    effective   the header as it was accepted, as a dict, with what was left to the server: its schedule, "ABORT", all groups, one epoch
     plan        what ran, as a dict of PlanReport (proto/stemma/v1/plan.proto): waves, tokens, FLOPs, bytes
     warnings    of the request
     lineage     of the weights that were trained; another one when those are lost
