@@ -1,10 +1,9 @@
 // A folder that a process works in by its path, for as long as that leads to it: somebody may move the folder and put
 // another one there, or unmount its disk, and files of two runs would get mixed.
 //
-// Thread safety: all methods are const. Copies are of one folder.
+// Thread safety: all methods are const.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <utility>
 
@@ -23,11 +22,10 @@ class HeldFolder {
   absl::Status Check() const;
 
  private:
-  HeldFolder(std::string path, UniqueFd fd)
-      : path_(std::move(path)), fd_(std::make_shared<const UniqueFd>(std::move(fd))) {}
+  HeldFolder(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
 
   std::string path_;
-  std::shared_ptr<const UniqueFd> fd_;  // held: while it is, no other folder gets its number
+  UniqueFd fd_;  // held: while it is, no other folder gets its number
 };
 
 }  // namespace stemma

@@ -239,9 +239,10 @@ internal::v1::KnownCheckpoint KnownOf(const StoredCheckpoint& stored) {
 
 absl::StatusOr<CheckpointStore> CheckpointStore::Open(const std::string& directory, bool sweeps) {
   ASSIGN_OR_RETURN(const std::string root, ResolvePath(directory));
-  CheckpointStore store(absl::StrCat(root, "/checkpoints"));
-  RETURN_IF_ERROR(MakeFolder(store.folder_, kMode));
-  ASSIGN_OR_RETURN(store.held_, HeldFolder::Open(store.folder_));
+  const std::string folder = absl::StrCat(root, "/checkpoints");
+  RETURN_IF_ERROR(MakeFolder(folder, kMode));
+  ASSIGN_OR_RETURN(HeldFolder held, HeldFolder::Open(folder));
+  CheckpointStore store(folder, std::move(held));
   if (!sweeps) return store;
   ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(store.folder_));
   for (const std::string& name : names) {
@@ -257,7 +258,7 @@ absl::StatusOr<std::string> CheckpointStore::Begin(const std::string& name) cons
   std::string temporary = absl::StrCat(std::string(kTemporary), name);
   const std::string path = absl::StrCat(folder_, "/", temporary);
   if (FailpointFails("ckpt.before_folder", kServerRank)) return ErrnoStatus("create", path, EIO);
-  RETURN_IF_ERROR(held_->Check());
+  RETURN_IF_ERROR(held_.Check());
   RETURN_IF_ERROR(RemoveTree(path));
   RETURN_IF_ERROR(MakeOpenFolder(path));
   if (absl::Status made = MakeOpenFolder(absl::StrCat(path, "/", std::string(kOptimFolder))); !made.ok()) {
@@ -271,7 +272,7 @@ absl::StatusOr<StoredCheckpoint> CheckpointStore::Commit(const std::string& temp
                                                          const std::string& client_state, const GoesOn& goes_on) const {
   RETURN_IF_ERROR(CheckTemporary(temporary));
   const std::string path = absl::StrCat(folder_, "/", temporary);
-  RETURN_IF_ERROR(held_->Check());
+  RETURN_IF_ERROR(held_.Check());
   absl::StatusOr<StoredCheckpoint> stored = Save(folder_, path, std::move(manifest), client_state, goes_on);
   if (!stored.ok()) Abandon(temporary);
   return stored;
@@ -279,7 +280,7 @@ absl::StatusOr<StoredCheckpoint> CheckpointStore::Commit(const std::string& temp
 
 void CheckpointStore::Abandon(const std::string& temporary) const {
   absl::Status removed = CheckTemporary(temporary);
-  removed.Update(held_->Check());
+  removed.Update(held_.Check());
   if (removed.ok()) removed = RemoveTree(absl::StrCat(folder_, "/", temporary));
   // The next start removes it.
   LOG_IF(WARNING, !removed.ok()) << "a checkpoint's temporary folder stays: " << removed;
@@ -359,7 +360,7 @@ absl::Status CheckpointStore::CheckModel(const std::string& name, const ModelCon
 absl::StatusOr<std::string> CheckpointStore::Retire(const std::string& name) const {
   RETURN_IF_ERROR(CheckFileName(name));
   Failpoint("ckpt.before_removal", kServerRank);
-  RETURN_IF_ERROR(held_->Check());
+  RETURN_IF_ERROR(held_.Check());
   return RetireFolder(folder_, name);
 }
 

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -95,10 +94,10 @@ class CheckpointStore {
   absl::StatusOr<std::string> Retire(const std::string& name) const;
 
  private:
-  explicit CheckpointStore(std::string folder) : folder_(std::move(folder)) {}
+  CheckpointStore(std::string folder, HeldFolder held) : folder_(std::move(folder)), held_(std::move(held)) {}
 
   std::string folder_;
-  std::optional<HeldFolder> held_;  // once it is open
+  HeldFolder held_;
 };
 
 }  // namespace stemma::server

@@ -27,9 +27,10 @@ absl::Status RemoveFile(const std::string& path) {
 absl::StatusOr<Spool> Spool::Open(const std::string& directory, uint64_t message_bytes_max) {
   CHECK_LE(message_bytes_max, kSpoolMessageBytesMax);
   ASSIGN_OR_RETURN(const std::string root, ResolvePath(directory));
-  Spool spool(absl::StrCat(root, "/spool"), message_bytes_max);
-  RETURN_IF_ERROR(MakePrivateFolder(spool.folder_));
-  ASSIGN_OR_RETURN(spool.held_, HeldFolder::Open(spool.folder_));
+  const std::string folder = absl::StrCat(root, "/spool");
+  RETURN_IF_ERROR(MakePrivateFolder(folder));
+  ASSIGN_OR_RETURN(HeldFolder held, HeldFolder::Open(folder));
+  Spool spool(folder, std::move(held), message_bytes_max);
   ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(spool.folder_));
   for (const std::string& name : names) {
     if (!CheckFileName(TargetOfTemporary(name)).ok()) continue;
@@ -41,7 +42,7 @@ absl::StatusOr<Spool> Spool::Open(const std::string& directory, uint64_t message
 
 absl::StatusOr<std::string> Spool::PathOf(const std::string& name) const {
   RETURN_IF_ERROR(CheckFileName(name));
-  RETURN_IF_ERROR(held_->Check());
+  RETURN_IF_ERROR(held_.Check());
   return absl::StrCat(folder_, "/", name);
 }
 
@@ -103,13 +104,14 @@ absl::StatusOr<std::vector<std::string>> Spool::Names() const {
 }
 
 absl::StatusOr<std::vector<std::string>> Spool::Sweep(const std::set<std::string>& keep) const {
-  ASSIGN_OR_RETURN(std::vector<std::string> removed, Names());
-  std::erase_if(removed, [&](const std::string& name) { return keep.contains(name); });
-  std::erase_if(removed, [this](const std::string& name) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, Names());
+  std::vector<std::string> removed;
+  for (const std::string& name : names) {
+    if (keep.contains(name)) continue;
     const absl::Status gone = RemoveFile(absl::StrCat(folder_, "/", name));
     LOG_IF(WARNING, !gone.ok()) << "a spooled request that nobody needs stays: " << gone.message();
-    return !gone.ok();
-  });
+    if (gone.ok()) removed.push_back(name);
+  }
   return removed;
 }
 

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -50,13 +49,13 @@ class Spool {
   absl::StatusOr<std::vector<std::string>> Sweep(const std::set<std::string>& keep) const;
 
  private:
-  Spool(std::string folder, uint64_t message_bytes_max)
-      : folder_(std::move(folder)), message_bytes_max_(message_bytes_max) {}
+  Spool(std::string folder, HeldFolder held, uint64_t message_bytes_max)
+      : folder_(std::move(folder)), held_(std::move(held)), message_bytes_max_(message_bytes_max) {}
 
   absl::StatusOr<std::string> PathOf(const std::string& name) const;
 
   std::string folder_;
-  std::optional<HeldFolder> held_;  // once it is open
+  HeldFolder held_;
   uint64_t message_bytes_max_;
 };
 
