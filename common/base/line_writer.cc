@@ -30,22 +30,42 @@ ssize_t WriteNow(int fd, std::string_view bytes) {
 
 LineWriter::LineWriter(int fd) : reopened_(ReopenWithoutWaiting(fd)), fd_(reopened_.valid() ? reopened_.get() : fd) {}
 
-bool LineWriter::TryWrite(std::string_view line) {
-  while (!line.empty()) {
-    const ssize_t count = WriteNow(fd_, line);
+bool LineWriter::TryLine(std::string_view told, std::string_view line) {
+  std::string text = rest_;
+  text.append(told).append(line);
+  const size_t written = TryWrite(text);
+  const size_t rest_end = rest_.size();
+  const size_t told_end = rest_end + told.size();
+  if (written > told_end) {
+    rest_ = text.substr(written);
+    dropped_ = 0;
+  } else if (written > rest_end) {
+    rest_ = text.substr(written, told_end - written);
+    dropped_ = 1;  // `line`: those before it are told of, now or by the rest
+  } else {
+    rest_.erase(0, written);
+    ++dropped_;
+  }
+  return written == text.size();
+}
+
+size_t LineWriter::TryWrite(std::string_view text) {
+  size_t written = 0;
+  while (written < text.size()) {
+    const ssize_t count = WriteNow(fd_, text.substr(written));
     if (count >= 0) {
-      line.remove_prefix(static_cast<size_t>(count));
+      written += static_cast<size_t>(count);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (!WaitForRoom()) return false;
+      if (!WaitForRoom()) break;
     } else if (errno != EINTR) {
-      return false;
+      break;
     }
   }
-  return true;
+  return written;
 }
 
 bool LineWriter::WaitForRoom() {
-  if (dropped_ > 0) return false;
+  if (dropped_ > 0 || !rest_.empty()) return false;
   pollfd room = {.fd = fd_, .events = POLLOUT, .revents = 0};
   return poll(&room, 1, static_cast<int>(absl::ToInt64Milliseconds(kPatience))) > 0;
 }

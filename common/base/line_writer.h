@@ -1,5 +1,6 @@
 // Writes lines to a file descriptor without ever waiting long: a log must not stop what it tells of. Where it is a pipe
-// or a socket whose reader has stopped reading, lines are dropped, and counted in the first one that gets through.
+// or a socket whose reader has stopped reading, or a file on a full disk, lines are dropped, and counted in the first
+// one that gets through. A line whose beginning got through is no dropped one: its rest goes before all that follows.
 //
 // Thread-safe. Does not own the descriptor. What goes to a file or a terminal is written as it always is.
 #pragma once
@@ -24,22 +25,25 @@ class LineWriter {
 
   // Writes `line`, which ends with its line end, in one piece where there is room for it, so that lines of several
   // processes do not mix. `told(n)` makes the line, with its end, that says of n dropped ones. A descriptor that cannot
-  // be written drops the line. Returns whether it was written.
+  // be written drops the line. Returns whether all of it was written.
   template <typename Told>
   bool Write(std::string_view line, const Told& told) {
     MutexLock lock(&mutex_);
-    const bool written = dropped_ > 0 ? TryWrite(std::string(told(dropped_)).append(line)) : TryWrite(line);
-    dropped_ = written ? 0 : dropped_ + 1;
-    return written;
+    return TryLine(dropped_ > 0 ? std::string(told(dropped_)) : std::string(), line);
   }
 
  private:
-  bool TryWrite(std::string_view line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Writes what is left of a cut line, then `told` of the dropped ones, then `line`, and notes what did not get
+  // through.
+  bool TryLine(std::string_view told, std::string_view line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the bytes of `text`, from its beginning, that were written.
+  size_t TryWrite(std::string_view text) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool WaitForRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const UniqueFd reopened_;  // a pipe: what the other processes share stays a descriptor that waits
   const int fd_;             // that one, or what was given
   Mutex mutex_;
+  std::string rest_ ABSL_GUARDED_BY(mutex_);  // of the line whose beginning was the last that got through
   int64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -76,9 +76,10 @@ std::string WithoutControls(std::string_view message) {
 void WriteLine(LogFormat format, std::string_view program, std::string_view line) {
   static LineWriter& writer = *new LineWriter(STDERR_FILENO);
   writer.Write(std::string(line) + "\n", [&](int64_t lines) {
-    return absl::StrCat(LogLine(format, RealClock().Now(), LogLevel::kWarning, program,
-                                absl::StrCat(lines, " log lines were dropped: what reads them did not keep up")),
-                        "\n");
+    return absl::StrCat(
+        LogLine(format, RealClock().Now(), LogLevel::kWarning, program,
+                absl::StrCat(lines, " log lines were dropped: what reads them did not keep up, or the disk was full")),
+        "\n");
   });
 }
 

@@ -25,6 +25,7 @@ constexpr char kLockName[] = ".lock";
 constexpr size_t kHolderBytesMax = 256;
 constexpr int kHolderLooksMax = 100;
 constexpr absl::Duration kHolderLookEvery = absl::Milliseconds(20);
+constexpr size_t kPathBytesMax = 448;  // SQLite opens no file whose path has more than 512, its journal's name included
 
 std::string ErrorText(int error) { return std::strerror(error); }
 
@@ -68,6 +69,11 @@ absl::StatusOr<DataDirectory> DataDirectory::Open(const std::string& path) {
   if (path.empty()) return absl::InvalidArgumentError("is empty: name a directory");
   std::error_code error;
   const fs::path data = Named(path, error);
+  if (!error && data.string().size() > kPathBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("has ", data.string().size(),
+                                                   " bytes as an absolute path, the limit is ", kPathBytesMax,
+                                                   ": choose a shorter one"));
+  }
   const int made = error ? error.value() : MakeFolders(data.string());
   if (made != 0) return absl::InvalidArgumentError(absl::StrCat("cannot be created: ", ErrorText(made)));
   if (!fs::is_directory(data, error)) return absl::InvalidArgumentError("is not a directory");

@@ -15,8 +15,9 @@ namespace stemma::server {
 
 class DataDirectory {
  public:
-  // Creates it if need be, locks it, and writes who holds it. Errors, all the configuration's: no path, not a
-  // directory, it cannot be written, another server holds it (its pid and address).
+  // Creates it if need be, locks it, and writes who holds it. Errors, all the configuration's: no path, one too
+  // long for the journal's database, not a directory, it cannot be written, another server holds it (its pid and
+  // address).
   static absl::StatusOr<DataDirectory> Open(const std::string& path);
 
   const std::string& path() const { return path_; }  // absolute

@@ -84,6 +84,10 @@ absl::StatusOr<SpooledRequest> Spool::Read(const internal::v1::SpoolFile& file) 
 absl::StatusOr<bool> Spool::IsOfAnotherVersion(const std::string& name) const {
   ASSIGN_OR_RETURN(const std::string path, PathOf(name));
   const absl::StatusOr<RegularFile> file = RegularFile::Open(path);
+  if (absl::IsPermissionDenied(file.status())) {
+    return WithMessage(file.status(), absl::StrCat(std::string(file.status().message()),
+                                                   "; give the file, and all of --data, to the user of the server"));
+  }
   const std::string magic = file.ok() ? SpoolMagicOf(*file) : "";
   return !magic.empty() && magic != kSpoolMagic;
 }

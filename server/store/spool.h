@@ -38,7 +38,7 @@ class Spool {
   // Errors: CORRUPT_SPOOL - the file is damaged, missing, or another one; names it.
   absl::StatusOr<SpooledRequest> Read(const internal::v1::SpoolFile& file) const;
   // Tells whether another version of this program kept the file. Nothing else is looked at; one that is missing or
-  // damaged is of this version.
+  // damaged is of this version. Errors: PermissionDenied - the file is another user's.
   absl::StatusOr<bool> IsOfAnotherVersion(const std::string& name) const;
   // Returns OK too when there is no such file.
   absl::Status Remove(const std::string& name) const;

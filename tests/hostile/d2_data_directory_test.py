@@ -69,6 +69,20 @@ def test_d2_what_is_no_directory_is_refused_at_start(tmp_path, data, why):
     assert code == 2 and why in text, text
 
 
+def folder_of(tmp_path, size):
+    """A path of so many bytes, in names that any file system takes."""
+    left = size - len(str(tmp_path))
+    names = ["d" * 99] * ((left - 2) // 100)
+    return tmp_path.joinpath(*names, "d" * (left - 100 * len(names) - 1))
+
+
+def test_d2_a_path_that_the_journal_could_not_have_is_refused_at_start(tmp_path):
+    code, text = start(tmp_path, *GOOD, data=folder_of(tmp_path, 449))
+    assert code == 2 and "has 449 bytes as an absolute path, the limit is 448: choose a shorter one" in text, text
+    with Cluster(data=folder_of(tmp_path, 448), worker=False) as longest:
+        assert longest.state() == "LOADING"
+
+
 class Mount:
     """A file system of its own, of `size` bytes."""
 

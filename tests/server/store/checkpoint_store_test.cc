@@ -13,11 +13,13 @@
 #include "server/store/checkpoint_manifest.h"
 #include "server/store/checkpoint_parts.h"
 #include "tests/server/store/checkpoint_files.h"
+#include "tests/testing/file_size_limit.h"
 #include "tests/testing/status_matchers.h"
 
 namespace stemma::server {
 namespace {
 
+using testing::FileSizeLimit;
 using ::testing::HasSubstr;
 using testing::Invalid;
 using testing::IsOk;

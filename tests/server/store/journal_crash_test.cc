@@ -9,11 +9,13 @@
 #include "common/base/clock.h"
 #include "common/base/error.h"
 #include "tests/server/store/store_files.h"
+#include "tests/testing/file_size_limit.h"
 #include "tests/testing/status_matchers.h"
 
 namespace stemma::server {
 namespace {
 
+using testing::FileSizeLimit;
 using testing::IsOk;
 using testing::TempFolder;
 

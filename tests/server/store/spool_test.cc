@@ -11,12 +11,14 @@
 #include "common/base/mesh.h"
 #include "tests/server/store/drawn_requests.h"
 #include "tests/server/store/store_files.h"
+#include "tests/testing/file_size_limit.h"
 #include "tests/testing/status_matchers.h"
 
 namespace stemma::server {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::FileSizeLimit;
 using ::testing::HasSubstr;
 using testing::Invalid;
 using testing::IsOk;
@@ -242,6 +244,22 @@ TEST(SpoolTest, ARequestThatAnotherVersionKeptIsTold) {
   EXPECT_FALSE(spool.IsOfAnotherVersion("a").value_or(true));
   EXPECT_FALSE(spool.IsOfAnotherVersion("gone").value_or(true));
   EXPECT_THAT(spool.IsOfAnotherVersion("../a").status(), Invalid("is not a valid name"));
+}
+
+// It is as the server kept it: nobody has to restore it, nor to give up the steps that it holds.
+TEST(SpoolTest, ARequestOfAnotherUserIsNoDamagedOne) {
+  constexpr uid_t kNobody = 65534;
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  ASSERT_THAT(spool.Write("a", DrawnRequest(1, 1, 10), DrawnPlan(1, 1), MakeMesh({.dp = 1})), IsOk());
+  for (const std::string& path : {folder.path(), folder / "spool"})
+    std::filesystem::permissions(path, std::filesystem::perms(0755));
+  std::filesystem::permissions(folder / "spool/a", std::filesystem::perms(0));
+  const uid_t user = geteuid();
+  ASSERT_EQ(seteuid(user == 0 ? kNobody : user), 0);
+  const absl::Status status = spool.IsOfAnotherVersion("a").status();
+  ASSERT_EQ(seteuid(user), 0);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("spool/a: Permission denied; give")));
 }
 
 TEST(SpoolTest, RemoveMayBeRepeated) {
