@@ -19,7 +19,12 @@ absl::StatusOr<HeldFolder> HeldFolder::Open(std::string path) {
 
 absl::Status HeldFolder::Check() const {
   struct stat there, held;
-  if (stat(path_.c_str(), &there) != 0) return absl::OkStatus();
+  if (stat(path_.c_str(), &there) != 0) {
+    if (errno != ENOENT && errno != ENOTDIR) return absl::OkStatus();
+    return MakeError(Reason::kInternal, absl::StrCat(path_,
+                                                     " is not there any more: put it back as it was, or mount its "
+                                                     "disk"));
+  }
   const bool is_there = fstat(fd_.get(), &held) == 0;  // else a server of files has removed it
   if (is_there && there.st_dev == held.st_dev && there.st_ino == held.st_ino) return absl::OkStatus();
   return MakeError(Reason::kInternal,

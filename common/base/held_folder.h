@@ -17,8 +17,8 @@ class HeldFolder {
   // Errors: those of opening it.
   static absl::StatusOr<HeldFolder> Open(std::string path);
 
-  // Tells whether the path leads to this folder still. Where it leads nowhere, whoever uses it hears so by itself.
-  // Errors: INTERNAL - it leads to another one; says what to do.
+  // Tells whether the path leads to this folder still, by links too. Errors: INTERNAL - it leads to another one, or
+  // nowhere; says what to do. Where that cannot be told, whoever uses the path hears so by itself.
   absl::Status Check() const;
 
  private:

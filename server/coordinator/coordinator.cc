@@ -153,6 +153,16 @@ bool Coordinator::IsOfClosedSession(const Event& event) {
   return message != nullptr && FindLink(message->session) == nullptr;
 }
 
+bool Coordinator::RefusesExport(const Event& event) {
+  const auto* exports = std::get_if<ExportEvent>(&event);
+  if (exports == nullptr) return false;
+  const absl::Status place = CheckPlace();
+  if (place.ok()) return false;
+  ReplyAction reply = {exports->call, place};
+  Execute(reply);
+  return true;
+}
+
 Decision Coordinator::Decide(absl::Time now, const Event& event) {
   const auto free_bytes = [this] { return storage_ == nullptr ? std::nullopt : storage_->FreeBytes(); };
   return state_.Handle(now, event, free_bytes, {.handled_at = SteadyNow(clock_), .time_of_day = clock_.Now()});
@@ -166,7 +176,7 @@ void Coordinator::Run() {
       next.answer();
       continue;
     }
-    if (IsOfClosedSession(next.event)) continue;
+    if (IsOfClosedSession(next.event) || RefusesExport(next.event)) continue;
     const auto* message = std::get_if<WorkerMessageEvent>(&next.event);
     if (message == nullptr || !IsLost(message->message)) Execute(Decide(next.at, next.event));
     if (message == nullptr) continue;
@@ -214,12 +224,16 @@ void Coordinator::Execute(ReadinessAction& action) { on_readiness_(action.ready)
 
 void Coordinator::Execute(SaveCalibrationAction& action) {
   if (data_directory_.empty()) return;
-  const absl::Status status = WriteCalibration(data_directory_, action.book);
+  absl::Status status = CheckPlace();
+  if (status.ok()) status = WriteCalibration(data_directory_, action.book);
   if (!status.ok()) LOG(WARNING) << "the calibration is not kept: " << status.message();
 }
 
 void Coordinator::Execute(IncidentAction& action) {
-  if (!data_directory_.empty()) WriteIncident(data_directory_, action.incident);
+  if (data_directory_.empty()) return;
+  const absl::Status place = CheckPlace();
+  if (place.ok()) WriteIncident(data_directory_, action.incident);
+  LOG_IF(WARNING, !place.ok()) << "an incident is not kept: " << place.message();
 }
 
 void Coordinator::Execute(RemoveSpoolAction& action) {
@@ -227,13 +241,16 @@ void Coordinator::Execute(RemoveSpoolAction& action) {
 }
 
 void Coordinator::Execute(RemoveUnfinishedExportsAction&) {
-  if (removals_ == nullptr) return;
+  if (removals_ == nullptr || !CheckPlace().ok()) return;
   for (std::string& path : UnfinishedExports(data_directory_)) removals_->Add(RemovePathWork{std::move(path)});
 }
 
 void Coordinator::Execute(RemoveExportAction& action) {
   if (removals_ == nullptr) {
     return OnDone(ExportRemovedEvent{action.call, action.name, absl::NotFoundError("nothing is kept")});
+  }
+  if (const absl::Status place = CheckPlace(); !place.ok()) {
+    return OnDone(ExportRemovedEvent{action.call, action.name, place});
   }
   removals_->Add(RemoveExportWork{action.call, ExportsFolder(data_directory_), std::move(action.name)});
 }
@@ -246,6 +263,8 @@ void Coordinator::Execute(DrainedAction&) {
   MutexLock lock(&mutex_);
   drained_ = true;
 }
+
+absl::Status Coordinator::CheckPlace() const { return storage_ == nullptr ? absl::OkStatus() : storage_->CheckPlace(); }
 
 std::shared_ptr<WorkerLink> Coordinator::FindLink(SessionId session) {
   MutexLock lock(&mutex_);

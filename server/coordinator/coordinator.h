@@ -105,10 +105,13 @@ class Coordinator {
   }
   template <typename Thread, typename... Arguments>
   std::unique_ptr<Thread> BesideIf(const Arguments&... arguments);
-  void OnDone(Event event);  // of the threads beside this one
+  void OnDone(Event event);         // of the threads beside this one
+  absl::Status CheckPlace() const;  // before anything is written or removed in --data by its path
   void Run();
   bool NextEvent(Arrived& next);
   bool IsOfClosedSession(const Event& event);
+  // Answers an export that its workers would write by the path of --data into another directory.
+  bool RefusesExport(const Event& event);
   Decision Decide(absl::Time now, const Event& event);
   void Execute(Decision decision);
   void Execute(SendAction& action);

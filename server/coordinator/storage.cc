@@ -88,8 +88,9 @@ absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const std::string& data_d
   ASSIGN_OR_RETURN(Spool spool, Spool::Open(data_directory));
   ASSIGN_OR_RETURN(CheckpointStore checkpoints, CheckpointStore::Open(data_directory, /*sweeps=*/has_journal));
   ASSIGN_OR_RETURN(Journal journal, Journal::Open(data_directory, std::move(database)));
+  ASSIGN_OR_RETURN(HeldFolder held, HeldFolder::Open(data_directory));
   std::unique_ptr<Storage> storage(
-      new Storage(data_directory, std::move(journal), std::move(spool), std::move(checkpoints)));
+      new Storage(data_directory, std::move(held), std::move(journal), std::move(spool), std::move(checkpoints)));
   RETURN_IF_ERROR(storage->FoldRows(requests_kept));
   RETURN_IF_ERROR(storage->FindCheckpoints());
   RETURN_IF_ERROR(storage->CheckAnyFound());
@@ -250,7 +251,8 @@ absl::StatusOr<internal::v1::SpoolFile> Storage::KeepNow(const std::string& name
   Failpoint("spool.after", kServerRank);
   absl::Status room = LookForRoom();
   if (room.ok()) return file;
-  RETURN_IF_ERROR(spool_.Remove(file.name()));
+  const absl::Status removed = spool_.Remove(file.name());
+  LOG_IF(WARNING, !removed.ok()) << "a spooled request that is refused stays: " << removed.message();
   return room;
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/held_folder.h"
 #include "server/coordinator/spool_removals.h"
 #include "server/coordinator/watched_thread.h"
 #include "server/protocol/coordinator_options.h"
@@ -48,6 +49,9 @@ class Storage {
   uint64_t last_row() const { return last_row_; }
 
   const CheckpointStore& checkpoints() const { return checkpoints_; }
+  // Tells whether what is put into --data by its path, or removed there, is put into this directory. Errors: INTERNAL
+  // (HeldFolder). Any thread.
+  absl::Status CheckPlace() const { return held_.Check(); }
   void Append(const JournalAction& action);
   // Removes a spooled request that is done with, by a thread beside the caller's.
   void Remove(std::string spool_name) { removals_.Add(std::move(spool_name)); }
@@ -70,8 +74,9 @@ class Storage {
   absl::StatusOr<LoadedRequest> Load(const internal::v1::SpoolFile& file) const;
 
  private:
-  Storage(std::string data_directory, Journal journal, Spool spool, CheckpointStore checkpoints)
+  Storage(std::string data_directory, HeldFolder held, Journal journal, Spool spool, CheckpointStore checkpoints)
       : data_directory_(std::move(data_directory)),
+        held_(std::move(held)),
         journal_(std::move(journal)),
         spool_(std::move(spool)),
         checkpoints_(std::move(checkpoints)) {}
@@ -88,6 +93,7 @@ class Storage {
                                                   const RequestPlan& plan, const v1::Mesh& mesh) const;
 
   const std::string data_directory_;
+  const HeldFolder held_;  // that one
   Journal journal_;
   const Spool spool_;
   const CheckpointStore checkpoints_;

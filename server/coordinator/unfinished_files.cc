@@ -37,11 +37,8 @@ std::vector<std::string> UnfinishedExports(const std::string& data_directory) {
 
 void RemoveUnfinishedPath(const std::string& path) {
   const absl::Status removed = RemoveTree(path);
-  if (!removed.ok()) {
-    LOG(WARNING) << "what nobody needs stays: " << removed.message();
-  } else if (path.back() != kRetiredSuffix) {  // else its removal was said when its name was free
-    LOG(INFO) << "removed " << path << ", which a process that ended left unfinished";
-  }
+  if (removed.ok() && path.back() == kRetiredSuffix) return;  // its removal was said when its name was free
+  LogUnfinished(path, removed);
 }
 
 void RemoveUnfinished(const std::string& data_directory) {

@@ -149,6 +149,21 @@ absl::Status CheckQueue(const v1::Limits& limits, uint64_t jobs, uint64_t queued
 
 absl::Status DrainingError(const std::string& what) { return MakeError(Reason::kDraining, "the server stops" + what); }
 
+std::string WhatWorkersLack(const CoordinatorParts& parts) {
+  const Gang& gang = parts.gang;
+  const auto ready = [](const Gang::Worker& worker) { return worker.ready; };
+  const std::string of = absl::StrCat(" of ", gang.num_ranks(), " workers ");
+  std::string text;
+  if (gang.begun()) {
+    text = absl::StrCat(std::count_if(gang.workers().begin(), gang.workers().end(), ready), of, "are ready");
+  } else if (gang.full()) {
+    text = parts.base.WhatIsAwaited();
+  } else {
+    text = absl::StrCat(gang.workers().size(), of, "are there");
+  }
+  return gang.trouble().empty() ? text : absl::StrCat(text, "; ", gang.trouble());
+}
+
 absl::Status ServingProblem(const CoordinatorParts& parts) {
   if (!parts.lineage.unusable().empty()) return parts.lineage.UnusableError();
   if (parts.lineage.behind() && parts.gang.serves()) {
@@ -156,17 +171,20 @@ absl::Status ServingProblem(const CoordinatorParts& parts) {
                                                        parts.lineage.weights_step(), " of ", parts.lineage.step()));
   }
   if (parts.gang.serves()) return absl::OkStatus();
-  if (!ServedBefore(parts)) return MakeError(Reason::kStarting, "no worker has loaded the model yet");
-  const char* why =
-      parts.gang.ever_served() ? "a worker was lost, or a checkpoint is loaded" : "the server was started again";
-  return MakeError(Reason::kRecovering, absl::StrCat(why, ": the workers have not loaded the weights yet"));
+  const std::string lack = WhatWorkersLack(parts);
+  if (!ServedBefore(parts)) {
+    return MakeError(Reason::kStarting, absl::StrCat("the workers have not loaded the model yet: ", lack));
+  }
+  const char* when = parts.gang.ever_served() ? "again" : "since the server was started again";
+  return MakeError(Reason::kRecovering, absl::StrCat("the workers have not loaded the weights ", when, ": ", lack));
 }
 
 v1::ModelInfo ModelInfoOf(const CoordinatorParts& parts, bool draining) {
   const ModelConfig& model = parts.options.model;
   v1::ModelInfo info;
   info.set_state(StateOf(parts, draining));
-  info.set_state_reason(parts.lineage.unusable());
+  const std::string& unusable = parts.lineage.unusable();
+  info.set_state_reason(unusable.empty() ? std::string(ServingProblem(parts).message()) : unusable);
   info.set_step(parts.lineage.step());
   info.set_weight_version(parts.lineage.weight_version());
   info.set_lineage(parts.lineage.name());

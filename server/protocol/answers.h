@@ -37,6 +37,9 @@ absl::Status CheckQueue(const v1::Limits& limits, uint64_t jobs, uint64_t queued
 // `what`: how far the request came, " after ..."; empty: not begun.
 absl::Status DrainingError(const std::string& what = "");
 
+// Tells how far the workers are, and what stopped the last one that did not get there. REQUIRES: the gang does not
+// serve.
+std::string WhatWorkersLack(const CoordinatorParts& parts);
 // OK, or why a server that does not drain accepts no job now.
 absl::Status ServingProblem(const CoordinatorParts& parts);
 

@@ -55,7 +55,8 @@ void Membership::OnBaseRead(const absl::Status& read) {
 void Membership::RefuseBase(const absl::Status& why) {
   const std::string name = p_.base.base().checkpoint;
   if (!absl::IsDataLoss(why) && !absl::IsNotFound(why)) {
-    return Stop(MakeError(Reason::kInternal, absl::StrCat("checkpoint ", name, " cannot be read: ", why.message())));
+    return Stop(MakeError(Reason::kInternal, absl::StrCat("checkpoint ", name, " cannot be read: ", why.message(),
+                                                          "; then start the server again")));
   }
   p_.out.AddWarning(absl::StrCat("checkpoint ", name, " is not used: ", why.message()));
   p_.history.JudgeCheckpoint(name, std::string(why.message()));
@@ -78,8 +79,9 @@ void Membership::Breach(SessionId session, const absl::Status& what) {
 // One that may try again, as a worker that comes back before its end was seen, is nothing to look at.
 void Membership::Refuse(SessionId session, const std::string& incarnation, const absl::Status& why) {
   p_.out.Add(CloseSessionAction{session, why});
-  p_.out.AddReason(absl::IsFailedPrecondition(why) ? LogLevel::kInfo : LogLevel::kWarning,
-                   absl::StrCat("worker ", incarnation, " refused: ", why.message()));
+  const std::string refused = absl::StrCat("worker ", incarnation, " refused: ", why.message());
+  p_.out.AddReason(absl::IsFailedPrecondition(why) ? LogLevel::kInfo : LogLevel::kWarning, refused);
+  if (!p_.gang.begun()) p_.gang.NoteTrouble(refused);  // else it is a spare one, which nobody misses
 }
 
 void Membership::OnRegister(SessionId session, const internal::v1::Register& message) {
@@ -188,6 +190,7 @@ void Membership::Close(SessionId session, const absl::Status& why, const std::st
 void Membership::Lose(SessionId session, const std::string& reason) {
   const std::string left = absl::StrCat(p_.gang.TextOf(session), " left: ", reason);
   p_.out.AddReason(drained_ ? LogLevel::kInfo : LogLevel::kWarning, left);
+  p_.gang.NoteTrouble(left);
   if (!p_.gang.begun()) return p_.gang.Leave(p_.out.now(), session);
   KeepIncident(left);
   const absl::Status ended = absl::AbortedError(absl::StrCat("generation ", p_.gang.generation(), " ended: ", left));
@@ -210,6 +213,7 @@ void Membership::KeepIncident(const std::string& reason) {
 
 void Membership::Dismiss(LogLevel level, const std::string& reason) {
   p_.out.AddReason(level, absl::StrCat("generation ", p_.gang.generation(), " is given up: ", reason));
+  p_.gang.NoteTrouble(reason);
   for (const Gang::Worker& worker : p_.gang.workers()) {
     p_.out.Add(CloseSessionAction{worker.session, absl::DeadlineExceededError(reason)});
   }
@@ -358,15 +362,16 @@ void Membership::Tick() {
 
 // Nobody is kept waiting without end for workers that do not come. Kept requests stay open all the same.
 void Membership::CallAgain() {
+  const std::string away = absl::StrCat("no workers came back in time (", WhatWorkersLack(p_), "); ");
   if (p_.history.replays()) {
     const absl::Status status =
-        MakeError(Reason::kRecovering, "no worker came back; the request is kept, and runs when one comes");
+        MakeError(Reason::kRecovering, absl::StrCat(away, "the request is kept, and runs when they come"));
     p_.arrivals.EndAll(status);
     p_.jobs.AnswerAllWaiters(status);
     return;
   }
   for (UpdateRecord* record : p_.jobs.table().Open()) record->resumable = true;
-  FailEverything(p_, MakeError(Reason::kAttemptsExhausted, "no worker came back; the weights did not change"));
+  FailEverything(p_, MakeError(Reason::kAttemptsExhausted, absl::StrCat(away, "the weights did not change")));
 }
 
 absl::Time Membership::NextDeadline() const {
@@ -385,11 +390,8 @@ void Membership::AcceptArrivals() {
     if (arrival->request != nullptr) {
       expected = p_.lineage.CheckExpected(arrival->request->header(), p_.jobs.StepAfterOpen());
     }
-    if (expected.ok()) {
-      p_.jobs.Accept(*std::move(arrival));
-    } else {  // a job before it was refused by its plan
-      p_.arrivals.Refuse(*arrival, expected);
-    }
+    // It is none that was expected where a job before it was refused by its plan.
+    expected.ok() ? p_.jobs.Accept(*std::move(arrival)) : p_.arrivals.Refuse(*arrival, expected);
   }
 }
 

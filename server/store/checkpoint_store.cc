@@ -206,6 +206,33 @@ absl::StatusOr<StoredCheckpoint> ReadManifest(const std::string& path, const std
   return Stored(std::move(manifest), *files, text);
 }
 
+// Reads every byte of the checkpoint parent/NAME (CheckpointStore::Verify).
+absl::StatusOr<StoredCheckpoint> ReadBack(const std::string& parent, const std::string& name,
+                                          const std::string& manifest_sha256, const GoesOn& goes_on) {
+  const absl::StatusOr<CheckpointFolder> opened = CheckpointFolder::Open(absl::StrCat(parent, "/", name));
+  if (absl::IsInvalidArgument(opened.status())) {
+    return CorruptCheckpoint(parent, absl::StrCat(name, ": is a link, or not a directory"));
+  }
+  RETURN_IF_ERROR(opened.status());
+  const CheckpointFolder& folder = *opened;
+  const std::string manifest_file(kManifestFile), state_file(kClientStateFile);
+  ASSIGN_OR_RETURN(const std::string text, folder.Read(manifest_file, kManifestBytesMax));
+  if (const std::string digest = Sha256Of(text); !manifest_sha256.empty() && digest != manifest_sha256) {
+    return CorruptCheckpoint(folder.path(), absl::StrCat(manifest_file, ": has the digest ", digest, ", not ",
+                                                         manifest_sha256, " as when it was saved"));
+  }
+  ASSIGN_OR_RETURN(CheckpointManifest manifest, ManifestOf(folder, name, text));
+  ASSIGN_OR_RETURN(const FilesOfParts files, CheckedFiles(folder, manifest.parts(), Extras::kIgnored));
+  RETURN_IF_ERROR(folder.CheckDigests(files, manifest.parts(), goes_on));
+  std::string client_state;
+  if (files.contains(state_file)) {
+    ASSIGN_OR_RETURN(client_state, folder.Read(state_file, kClientStateBytesMax));
+  }
+  StoredCheckpoint stored = Stored(std::move(manifest), files, text);
+  stored.client_state = std::move(client_state);
+  return stored;
+}
+
 // Checks that the bytes of a file that one rank has written whole are those that it wrote.
 absl::Status CheckStays(const std::string& path, const std::string& name, const std::string& file) {
   ASSIGN_OR_RETURN(const CheckpointFolder folder, CheckpointFolder::Open(path));
@@ -241,14 +268,14 @@ absl::StatusOr<CheckpointStore> CheckpointStore::Open(const std::string& directo
   ASSIGN_OR_RETURN(const std::string root, ResolvePath(directory));
   const std::string folder = absl::StrCat(root, "/checkpoints");
   RETURN_IF_ERROR(MakeFolder(folder, kMode));
-  ASSIGN_OR_RETURN(HeldFolder held, HeldFolder::Open(folder));
+  // By the name that was given: a link in it may lead elsewhere later.
+  ASSIGN_OR_RETURN(HeldFolder held, HeldFolder::Open(absl::StrCat(directory, "/checkpoints")));
   CheckpointStore store(folder, std::move(held));
   if (!sweeps) return store;
   ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(store.folder_));
   for (const std::string& name : names) {
     if (!absl::StartsWith(name, std::string(kTemporary))) continue;
-    RETURN_IF_ERROR(RemoveTree(absl::StrCat(store.folder_, "/", name)));
-    LOG(INFO) << "removed " << store.folder_ << "/" << name << ", which a process that ended left unfinished";
+    LogUnfinished(absl::StrCat(store.folder_, "/", name), RemoveTree(absl::StrCat(store.folder_, "/", name)));
   }
   return store;
 }
@@ -283,34 +310,17 @@ void CheckpointStore::Abandon(const std::string& temporary) const {
   removed.Update(held_.Check());
   if (removed.ok()) removed = RemoveTree(absl::StrCat(folder_, "/", temporary));
   // The next start removes it.
-  LOG_IF(WARNING, !removed.ok()) << "a checkpoint's temporary folder stays: " << removed;
+  LOG_IF(WARNING, !removed.ok()) << "a checkpoint's temporary folder stays: " << removed.message();
 }
 
+// What another folder holds, which has come to this path, says nothing of this one's checkpoints.
 absl::StatusOr<StoredCheckpoint> CheckpointStore::Verify(const std::string& name, const std::string& manifest_sha256,
                                                          const GoesOn& goes_on) const {
   RETURN_IF_ERROR(CheckFileName(name));
-  const absl::StatusOr<CheckpointFolder> opened = CheckpointFolder::Open(absl::StrCat(folder_, "/", name));
-  if (absl::IsInvalidArgument(opened.status())) {
-    return CorruptCheckpoint(folder_, absl::StrCat(name, ": is a link, or not a directory"));
-  }
-  RETURN_IF_ERROR(opened.status());
-  const CheckpointFolder& folder = *opened;
-  const std::string manifest_file(kManifestFile), state_file(kClientStateFile);
-  ASSIGN_OR_RETURN(const std::string text, folder.Read(manifest_file, kManifestBytesMax));
-  if (const std::string digest = Sha256Of(text); !manifest_sha256.empty() && digest != manifest_sha256) {
-    return CorruptCheckpoint(folder.path(), absl::StrCat(manifest_file, ": has the digest ", digest, ", not ",
-                                                         manifest_sha256, " as when it was saved"));
-  }
-  ASSIGN_OR_RETURN(CheckpointManifest manifest, ManifestOf(folder, name, text));
-  ASSIGN_OR_RETURN(const FilesOfParts files, CheckedFiles(folder, manifest.parts(), Extras::kIgnored));
-  RETURN_IF_ERROR(folder.CheckDigests(files, manifest.parts(), goes_on));
-  std::string client_state;
-  if (files.contains(state_file)) {
-    ASSIGN_OR_RETURN(client_state, folder.Read(state_file, kClientStateBytesMax));
-  }
-  StoredCheckpoint stored = Stored(std::move(manifest), files, text);
-  stored.client_state = std::move(client_state);
-  return stored;
+  RETURN_IF_ERROR(held_.Check());
+  absl::StatusOr<StoredCheckpoint> read = ReadBack(folder_, name, manifest_sha256, goes_on);
+  RETURN_IF_ERROR(held_.Check());
+  return read;
 }
 
 absl::StatusOr<ScannedCheckpoints> CheckpointStore::Scan() const {
@@ -346,6 +356,7 @@ absl::StatusOr<std::vector<std::string>> CheckpointStore::Names() const {
 
 absl::Status CheckpointStore::CheckModel(const std::string& name, const ModelConfig& model) const {
   RETURN_IF_ERROR(CheckFileName(name));
+  RETURN_IF_ERROR(held_.Check());
   const std::string path = absl::StrCat(folder_, "/", name), file = "config.json";
   ASSIGN_OR_RETURN(const ModelConfig saved, ReadModelConfig(absl::StrCat(path, "/", file)));
   const std::string difference = FirstDifference(saved, model);

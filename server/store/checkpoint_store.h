@@ -3,8 +3,9 @@
 // A folder of that name is whole: it was filled under another name (.tmp-...) by the ranks and this class, read back,
 // and renamed. Names are ^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$; links are not followed, neither the folder nor a file in
 // it. Nothing here keeps state: what there is, is on the disk. Where the path leads to another folder than the one that
-// was opened, nothing is written or removed there. Thread safety: calls share only the folder, and may run on several
-// threads; no two at once about the same name.
+// was opened, nothing is written or removed there, or taken for this run's: INTERNAL, which says what to do, as where
+// it leads nowhere. Thread safety: calls share only the folder, and may run on several threads; no two at once about
+// the same name.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +53,7 @@ internal::v1::KnownCheckpoint KnownOf(const StoredCheckpoint& stored);
 class CheckpointStore {
  public:
   // Creates the folder if need be, mode 0755. `sweeps`: removes .tmp-*, which saves and removals that were cut short
-  // left: no other process may use it. Errors: those of the disk (common/base/file.h).
+  // left, where they can be removed: no other process may use it. Errors: those of the disk (common/base/file.h).
   static absl::StatusOr<CheckpointStore> Open(const std::string& directory, bool sweeps = true);
 
   // Makes `.tmp-NAME` and optim/ in it, mode 0755, empty: what was there goes. Returns the name of the folder.

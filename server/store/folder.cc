@@ -14,6 +14,7 @@
 #include "common/base/status_macros.h"
 #include "common/base/temporary_folder.h"
 #include "common/base/unique_fd.h"
+#include "glog/logging.h"
 
 namespace stemma::server {
 
@@ -66,6 +67,11 @@ absl::Status RemoveTree(const std::string& path) {
   std::error_code error;
   std::filesystem::remove_all(path, error);
   return error ? ErrnoStatus("remove", path, error.value()) : absl::OkStatus();
+}
+
+void LogUnfinished(const std::string& path, const absl::Status& removed) {
+  LOG_IF(INFO, removed.ok()) << "removed " << path << ", which a process that ended left unfinished";
+  LOG_IF(WARNING, !removed.ok()) << "what nobody needs stays: " << removed.message();
 }
 
 }  // namespace stemma::server

@@ -37,4 +37,7 @@ absl::StatusOr<std::string> RetireFolder(const std::string& parent, const std::s
 // Errors: the file system's; some of it may be gone.
 absl::Status RemoveTree(const std::string& path);
 
+// Says what became of a path that a process that ended left unfinished, and that was to be removed.
+void LogUnfinished(const std::string& path, const absl::Status& removed);
+
 }  // namespace stemma::server

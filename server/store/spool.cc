@@ -29,13 +29,13 @@ absl::StatusOr<Spool> Spool::Open(const std::string& directory, uint64_t message
   ASSIGN_OR_RETURN(const std::string root, ResolvePath(directory));
   const std::string folder = absl::StrCat(root, "/spool");
   RETURN_IF_ERROR(MakePrivateFolder(folder));
-  ASSIGN_OR_RETURN(HeldFolder held, HeldFolder::Open(folder));
+  // By the name that was given: a link in it may lead elsewhere later.
+  ASSIGN_OR_RETURN(HeldFolder held, HeldFolder::Open(absl::StrCat(directory, "/spool")));
   Spool spool(folder, std::move(held), message_bytes_max);
   ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(spool.folder_));
   for (const std::string& name : names) {
     if (!CheckFileName(TargetOfTemporary(name)).ok()) continue;
-    RETURN_IF_ERROR(RemoveFile(absl::StrCat(spool.folder_, "/", name)));
-    LOG(INFO) << "removed " << spool.folder_ << "/" << name << ", which a process that ended left unfinished";
+    LogUnfinished(absl::StrCat(spool.folder_, "/", name), RemoveFile(absl::StrCat(spool.folder_, "/", name)));
   }
   return spool;
 }
@@ -49,15 +49,7 @@ absl::StatusOr<std::string> Spool::PathOf(const std::string& name) const {
 absl::StatusOr<internal::v1::SpoolFile> Spool::Write(const std::string& name, const TrainingRequest& request,
                                                      const RequestPlan& plan, const v1::Mesh& mesh) const {
   ASSIGN_OR_RETURN(const std::string path, PathOf(name));
-  absl::StatusOr<TemporaryFile> created = TemporaryFile::Create(path, kMode);
-  if (absl::IsNotFound(created.status())) {
-    return MakeError(Reason::kInternal,
-                     absl::StrCat(folder_,
-                                  " is not there any more, in which the server keeps requests: put it back as "
-                                  "it was, or mount its disk, and start the server again"));
-  }
-  RETURN_IF_ERROR(created.status());
-  TemporaryFile& temporary = *created;
+  ASSIGN_OR_RETURN(TemporaryFile temporary, TemporaryFile::Create(path, kMode));
   ASSIGN_OR_RETURN(internal::v1::SpoolFile file,
                    WriteSpooled(temporary.fd(), path, request, plan, mesh, message_bytes_max_));
   RETURN_IF_ERROR(temporary.Commit());

@@ -27,12 +27,12 @@ namespace stemma::server {
 class Spool {
  public:
   // Creates the folder if need be, and removes what writers that were killed left unfinished: no other process may use
-  // it. Errors: those of the disk (common/base/file.h).
+  // it. What of that cannot be removed stays, with a warning. Errors: those of the disk (common/base/file.h).
   static absl::StatusOr<Spool> Open(const std::string& directory, uint64_t message_bytes_max = kSpoolMessageBytesMax);
 
   // Replaces a file of that name. After an error nothing is left of it. Errors: DISK_FULL, FILE_TOO_LARGE;
-  // LIMIT_EXCEEDED - the plan or a rollout is too long for protobuf; INTERNAL - the folder is gone; InvalidArgument -
-  // the name. REQUIRES: an update.
+  // LIMIT_EXCEEDED - the plan or a rollout is too long for protobuf; INTERNAL - the folder is gone, or another one;
+  // InvalidArgument - the name. REQUIRES: an update.
   absl::StatusOr<internal::v1::SpoolFile> Write(const std::string& name, const TrainingRequest& request,
                                                 const RequestPlan& plan, const v1::Mesh& mesh) const;
   // Errors: CORRUPT_SPOOL - the file is damaged, missing, or another one; names it.

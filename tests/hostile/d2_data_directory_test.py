@@ -83,6 +83,57 @@ def test_d2_a_path_that_the_journal_could_not_have_is_refused_at_start(tmp_path)
         assert longest.state() == "LOADING"
 
 
+def files_below(path):
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def make_another_run(path):
+    """A directory with what a server finds in its own: an export, one that is written, incidents, a calibration."""
+    for name in ("exports/theirs", "exports/.tmp-running", "incidents/000001-0001", "checkpoints/c", "spool"):
+        (path / name).mkdir(parents=True)
+        (path / name / "file").write_text("theirs")
+    (path / "incidents/000001-0001/server.json").write_text("theirs")
+    (path / "calibration.json").write_text("theirs")
+
+
+@pytest.mark.parametrize("link", (False, True))
+@pytest.mark.parametrize("durability", ("replay", "rewind"))
+def test_d2_a_directory_that_is_replaced_under_a_running_server_stays_whole(tmp_path, durability, link):
+    own, data, theirs = tmp_path / "own", tmp_path / "data", tmp_path / "theirs"
+    make_another_run(theirs)
+    before = files_below(theirs)
+    if link:
+        own.mkdir()
+        data.symlink_to(own)
+    with Cluster(data=data, flags=("--durability", durability)) as cluster:
+        for step, name in enumerate("bc"):
+            cluster.stub.SaveCheckpoint(_proto.SaveCheckpointRequest(name=name), timeout=60)
+            assert Request().send(cluster.stub).result.steps[0].step == step + 1
+        if link:
+            data.unlink()
+            data.symlink_to(theirs)
+        else:
+            data.rename(own)
+            theirs.rename(data)
+        calls = {
+            "a save": lambda: cluster.stub.SaveCheckpoint(_proto.SaveCheckpointRequest(name="d"), timeout=60),
+            "a verification": lambda: cluster.stub.VerifyCheckpoint(_proto.VerifyCheckpointRequest(name="c"), timeout=60),
+            "a deletion": lambda: cluster.stub.DeleteCheckpoint(_proto.DeleteCheckpointRequest(name="b"), timeout=60),
+            "an export": lambda: export(cluster, "mine"),
+            "an export's deletion": lambda: cluster.stub.DeleteExport(_proto.DeleteExportRequest(name="theirs"), timeout=60),
+        }
+        for what, call in calls.items():
+            error = refusal(call)
+            assert error.reason == "INTERNAL" and "is another folder than the one that was opened" in error.message, (what, error)
+        cluster.worker.kill()  # an incident
+        cluster.worker.wait()
+        wait_for(lambda: cluster.state() in ("RECOVERING", "UNUSABLE"), "the server to see the worker's end")
+        cluster.server.terminate()
+        cluster.server.wait(60)
+    assert files_below(theirs if link else data) == before
+    assert {path.name for path in (own / "checkpoints").iterdir()} == {"b", "c"}
+
+
 class Mount:
     """A file system of its own, of `size` bytes."""
 

@@ -11,7 +11,9 @@ compiled with the sanitizer, which would report races where there are none. So t
 schedule's numbers run under asan alone. Under tsan real servers and workers of the build run behind them, with tests in Python, which
 show races between threads that these programs made themselves. What a process reports fails the preset, whatever the test says.
 Races with a thread that gRPC made are seen by nothing here: gRPC of the system is not compiled with TSan, hands objects on by
-atomics that it does not see, and a report that such a thread is in is suppressed.
+atomics that it does not see, and a report that such a thread is in is suppressed. So is one of whose accesses any lies in a
+library of others that the suppressions name: two threads that append to one string by absl::StrAppend are not seen, and those
+that assign to it are.
 
 Exit status: 0 if every test passed and every control was reported, 1 if not, 2 for wrong use."""
 

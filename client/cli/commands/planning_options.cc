@@ -31,7 +31,12 @@ absl::StatusOr<std::optional<TemporaryFolder>> PublishedModel(const std::string&
   std::error_code error;
   if (model.empty() || std::filesystem::exists(model, error)) return std::nullopt;
   ASSIGN_OR_RETURN(const ModelConfig config, ReadModelShape(model));
-  ASSIGN_OR_RETURN(TemporaryFolder folder, TemporaryFolder::Create(TemporaryRoot() + "/stemma-mesh"));
+  const std::string root = TemporaryRoot();
+  if (!std::filesystem::is_directory(root, error)) {  // else it would be made
+    return UsageError(absl::StrCat("cannot create a folder in ", root,
+                                   ": it is no directory; set TMPDIR to a directory that can be written"));
+  }
+  ASSIGN_OR_RETURN(TemporaryFolder folder, TemporaryFolder::Create(root + "/stemma-mesh"));
   RETURN_IF_ERROR(WriteFile(folder.path() + "/config.json", ModelConfigJson(config)));
   return std::optional<TemporaryFolder>(std::move(folder));
 }

@@ -202,7 +202,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
             return _proto.to_dict(self._retrying(lambda timeout=None: self._stub.GetServerInfo(request, timeout=timeout), deadline))
 
     def model(self, *, timeout_s=None) -> Dict[str, Any]:
-        """The model's state, step, weight version, lineage, sizes.
+        """The model's state, step, weight version, lineage, sizes; state_reason where nothing is served now: why.
 
         timeout_s   how long to wait for it; TimeoutError after it. None: as long as it takes
         """

@@ -218,9 +218,11 @@ class CliE2eTest(unittest.TestCase):
         folder = self.directory / "current"
         folder.mkdir()
         for arguments in (("local", "--model", self.model, "--data", self.directory / "data"),
-                          ("doctor", "--data", self.directory / "data", "-o", "json")):
+                          ("doctor", "--data", self.directory / "data", "-o", "json"),
+                          ("mesh", "--model", "qwen3-8b", "--trace", "none.jsonl", "--ranks", "2", "--device", "h200")):
             result = run(*arguments, cwd=folder, env={"TMPDIR": str(self.directory / "none")})
             self.assertNotEqual(result.returncode, 0)
+            self.assertFalse((self.directory / "none").exists())
             self.assertIn(f"cannot create a folder in {self.directory / 'none'}", result.stdout + result.stderr)
             self.assertEqual(list(folder.iterdir()), [])
         folder.rmdir()

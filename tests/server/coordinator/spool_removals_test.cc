@@ -64,7 +64,7 @@ TEST_F(SpoolRemovalsTest, ARemovalThatHangsIsWaitedForOnce) {
   WaitUntilRemoving();
   EXPECT_FALSE(removals_.AwaitGone(0, kSoon)) << "none has ended";
   const double begun_s = RealClock().MonotonicSeconds();
-  EXPECT_FALSE(removals_.AwaitGone(0, kLong / 3));
+  for (int request = 0; request < 3; ++request) EXPECT_FALSE(removals_.AwaitGone(0, kLong / 3));
   EXPECT_LT(RealClock().MonotonicSeconds() - begun_s, absl::ToDoubleSeconds(kLong / 6));
   let_go_.Set();
   while (removals_.ended() == 0 && RealClock().MonotonicSeconds() - begun_s < absl::ToDoubleSeconds(kLong)) {

@@ -214,6 +214,31 @@ TEST(StorageTest, AFileThatNobodyNeedsAndThatCannotBeRemovedStays) {
   EXPECT_TRUE(std::filesystem::is_empty(folder / "spool"));
 }
 
+TEST(StorageTest, WhatAWriterLeftUnfinishedAndThatCannotBeRemovedStays) {
+  const TempFolder folder;
+  ASSERT_THAT(OpenWith(folder.path(), {Started(1).SerializeAsString()}), IsOk());
+  const std::string request = folder / "spool/.1-9.AbCdEf";
+  SetBytes(request, "half");
+  {
+    const testing::SpoolUnlinks refused([] { return EPERM; });
+    EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept), IsOk());
+  }
+  EXPECT_TRUE(std::filesystem::exists(request));
+  EXPECT_THAT(Storage::Open(folder.path(), kRequestsKept), IsOk());
+  EXPECT_FALSE(std::filesystem::exists(request));
+}
+
+TEST(StorageTest, WhereAnotherDirectoryIsInItsPlaceItSaysSo) {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "data");
+  const absl::StatusOr<std::unique_ptr<Storage>> storage = OpenWith(folder / "data", {Started(1).SerializeAsString()});
+  ASSERT_THAT(storage, IsOk());
+  EXPECT_THAT((*storage)->CheckPlace(), IsOk());
+  std::filesystem::rename(folder / "data", folder / "moved");
+  std::filesystem::create_directory(folder / "data");
+  EXPECT_THAT((*storage)->CheckPlace(), StatusIs(absl::StatusCode::kInternal, HasSubstr("data is another folder")));
+}
+
 TEST(StorageTest, AnEmptyJournalBesideASpoolIsRefused) {
   const TempFolder folder;
   SpoolOne(folder.path(), "1-1");

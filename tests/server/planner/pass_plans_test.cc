@@ -7,6 +7,7 @@
 #include <regex>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/cost/state_bytes.h"
@@ -74,6 +75,8 @@ TEST_F(PassPlansTest, APassThatReadsACheckpointFitsTheBudgetWithItsWeights) {
     const auto plan = MakePlan(model, request);
     if (!plan.ok()) {
       EXPECT_EQ(ErrorReason(plan.status()), "GROUP_TOO_LARGE");
+      const std::string beside = absl::StrCat(" beside ", state_.weights, " that a checkpoint's weights");
+      EXPECT_TRUE(!request.forward_only || absl::StrContains(plan.status().message(), beside)) << plan.status();
       ++refused;
       // Each group may say once that it needs more than the ones before it.
       absl::Status status = plan.status();

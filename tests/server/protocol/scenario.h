@@ -50,8 +50,9 @@
 //
 // A Prepare shows its denominator and prompt-mean weights, an Apply its clip factor, all with the digits that give the
 // double back; a refusal whether it says that the id is known; an applied step shows the bytes that its row of the
-// plan's report predicts. A Prepare that asks for spans shows how many, an info the hardware, kernels and phases of
-// ranks that have any, a step that has a trace shows each rank's host, device and how many it recorded.
+// plan's report predicts. A model that serves nothing says why. A Prepare that asks for spans shows how many, an info
+// the hardware, kernels and phases of ranks that have any, a step that has a trace shows each rank's host, device and
+// how many it recorded.
 #pragma once
 
 #include <string>

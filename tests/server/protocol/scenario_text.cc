@@ -151,7 +151,8 @@ std::string ReplyText(const Reply& reply) {
   if (const auto* status = std::get_if<v1::RequestStatus>(&reply)) return StatusText(*status);
   if (const auto* model = std::get_if<v1::ModelInfo>(&reply)) {
     return absl::StrCat("model ", v1::ModelInfo::State_Name(model->state()), " step=", model->step(),
-                        " version=", model->weight_version(), " lineage=", model->lineage());
+                        " version=", model->weight_version(), " lineage=", model->lineage(),
+                        model->state_reason().empty() ? "" : absl::StrCat(" because ", model->state_reason()));
   }
   if (const auto* written = std::get_if<v1::ExportWeightsResponse>(&reply)) {
     return absl::StrCat("exported ", written->path(), " step=", written->step(), LineageText(written->lineage()));

@@ -149,21 +149,6 @@ TEST_F(CheckpointStoreTest, AScanThatTheSystemRefusesIsNoAnswer) {
   EXPECT_EQ(store_.Scan()->checkpoints.size(), 1u);
 }
 
-TEST_F(CheckpointStoreTest, OpenRemovesWhatWasLeftUnfinishedAndNothingElse) {
-  ASSERT_THAT(CommitSave(store_, folder_.path(), MakeSave("whole", 1, 1), "state"), IsOk());
-  const auto whole = TreeOf(Path("whole"));
-  WriteSave(store_, folder_.path(), MakeSave("cut", 2, 2));
-  ASSERT_THAT(CommitSave(store_, folder_.path(), MakeSave("retired", 1, 1), ""), IsOk());
-  ASSERT_THAT(store_.Retire("retired"), IsOk());
-  fs::create_directory_symlink(Path("whole"), Path(".tmp-link"));
-  SetBytes(Path("tmp-mine"), "stays");
-  ASSERT_EQ(NumEntries(), 5u);
-  ASSERT_THAT(CheckpointStore::Open(folder_.path()), IsOk());
-  EXPECT_EQ(NumEntries(), 2u);
-  EXPECT_TRUE(TreeOf(Path("whole")) == whole) << "what a link leads to stays";
-  EXPECT_EQ(BytesOf(Path("tmp-mine")), "stays");
-}
-
 TEST_F(CheckpointStoreTest, TheFolderItselfIsNoLink) {
   const TempFolder other;
   fs::create_directory(other / "target");

@@ -210,6 +210,22 @@ TEST(SpoolTest, AnotherFolderInItsPlaceIsLeftAlone) {
   EXPECT_THAT(write("1-2"), IsOk());
 }
 
+// --data may be a link, and be pointed at the next run while this one's server still runs.
+TEST(SpoolTest, ALinkThatIsPointedElsewhereLeadsToAnotherFolder) {
+  const TempFolder folder;
+  for (const char* run : {"one", "two"}) {
+    std::filesystem::create_directory(folder / run);
+    Opened(folder / run);
+  }
+  std::filesystem::create_directory_symlink("one", folder / "data");
+  const Spool spool = Opened(folder / "data");
+  EXPECT_THAT(spool.Remove("1-1"), IsOk());
+  std::filesystem::remove(folder / "data");
+  std::filesystem::create_directory_symlink("two", folder / "data");
+  EXPECT_THAT(spool.Remove("1-1"),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("another folder than the one that was opened")));
+}
+
 TEST(SpoolTest, SweepRemovesRequestsThatNobodyKeepsAndNothingElse) {
   const TempFolder folder;
   const Spool spool = Opened(folder.path());
