@@ -19,6 +19,11 @@ PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "frameworks.md").
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 KL = stemma.grpo(normalize_advantage_std=None, kl_loss_coef=1e-3, kl_loss_type="low_var_kl")
 PAD = 47
+_KL_ARGS = types.SimpleNamespace(init_coef=1e-3, estimator="k3")
+ARGS = types.SimpleNamespace(  # what the snippets read of the trainers' arguments
+    rollout_temperature=1.0, temperature=1.0, beta=0.0, use_bias_correction_kl=True,
+    rollout=types.SimpleNamespace(temperature=1.0), algo=types.SimpleNamespace(kl=_KL_ARGS))
+CONFIG = {"policy": {"generation": {"temperature": 1.0}}, "loss_fn": {"reference_policy_kl_penalty": 1e-3}}
 
 
 def block_with(text):
@@ -73,7 +78,7 @@ def assert_same(made, expected, loss):
 
 
 def run(client, *blocks, **scope):
-    scope = {"client": client, **scope}
+    scope = {"client": client, "args": ARGS, "config": CONFIG, **scope}
     for block in (block_with("def by_prompt"), *blocks):
         exec(compile(block, "docs/frameworks.md", "exec"), scope)
     assert [step.outcome for step in scope["result"].steps] == ["APPLIED"]
@@ -97,6 +102,7 @@ class Sample:
     rollout_log_probs: Optional[List[float]] = None
     remove_sample: bool = False
     group_index: Optional[int] = 0
+    rollout_id: Optional[int] = None
     status: Status = Status.COMPLETED
 
 
@@ -208,10 +214,10 @@ def test_k1_nemo_rls_batch_is_groups(client):
              "input_lengths": torch.tensor([len(row.prompt + row.tokens) for row in ROWS]), "token_mask": beside_prompts("mask"),
              "sample_mask": torch.ones(len(ROWS)), "advantages": beside_prompts("advantages"), "prev_logprobs": beside_prompts("old"),
              "reference_policy_logprobs": beside_prompts("ref")}
-    assert_same(run(client, block_with("def from_nemo_rl"), batch=batch, loss=KL)["groups"], groups_of(trained), KL)
+    assert_same(run(client, block_with("def from_nemo_rl"), batch=batch)["groups"], groups_of(trained), KL)
     batch["sample_mask"][1] = 0.0
-    made = run(client, block_with("def from_nemo_rl"), batch=batch, loss=KL)["groups"]
-    assert made[0].rollouts[1].mask.tolist() == [0.0, 0.0] and made[0].rollouts[0].mask.tolist() == [1.0, 0.0, 1.0]
+    made = run(client, block_with("def from_nemo_rl"), batch=batch)["groups"]
+    assert len(made[0].rollouts) == 1 and made[0].rollouts[0].mask.tolist() == [1.0, 0.0, 1.0]
 
 
 def trl_inputs():
@@ -261,8 +267,18 @@ def test_k1_a_leave_one_out_baseline_is_the_mean_of_the_others(client):
 
 
 def test_k1_groups_of_equal_rewards_are_left_out(client):
-    [group] = recipe(client, "stemma.dapo()")["groups"]
+    [group] = recipe(client, "stemma.dapo(")["groups"]
     assert group.prompt == [1, 2, 3] and len(group.rollouts) == 2
+
+
+def test_k1_parts_of_a_rollout_of_slime_are_one_sample_with_its_advantages(client):
+    parts = [dataclasses.replace(sample, rollout_id=index // 2) for index, sample in enumerate(samples())]
+    blocks = block_with("def from_slime"), block_with("def with_advantages")
+    made = run(client, *blocks, samples=parts, train_data={"rewards": [1.0, 2.0, 3.0, 4.0]})["groups"]
+    fields = [(rollout.sample_id, rollout.advantage, rollout.reward) for group in made for rollout in group.rollouts]
+    assert fields == [("0", 1.0, None), ("0", 2.0, None), ("1", 3.0, None), ("1", 4.0, None)]
+    made = run(client, *blocks, samples=samples(), train_data={"rewards": [1.0] * 4})["groups"]
+    assert [rollout.sample_id for group in made for rollout in group.rollouts] == [None] * 4
 
 
 def test_k1_weights_of_the_rollout_engine_are_truncated(client):
@@ -320,5 +336,5 @@ def test_k1_what_is_left_out_of_the_groups_is_out_of_the_update(client):
 
 def test_k1_every_snippet_of_the_page_is_run():
     texts = ("def by_prompt", "def from_slime", "def from_openrlhf", "def from_nemo_rl", "def from_trl", "def leave_one_out",
-             "stemma.dapo()", "rollout_is_weights = ", "kept = ")
+             "def with_advantages", "stemma.dapo(", "rollout_is_weights = ", "kept = ")
     assert sorted(BLOCKS) == sorted(block_with(text) for text in texts)

@@ -87,7 +87,7 @@ def _sent_fields(config):
 
 def grpo(**fields):
     """Clipped policy gradient, token mean over the mini-batch, advantages normalised by the group's deviation. DeepSeekMath's GRPO
-    is grpo(loss_agg_mode="seq-mean-token-mean").
+    is grpo(loss_agg_mode="seq-mean-token-mean"); verl's has a dual clip, grpo(clip_ratio_c=3.0).
 
     fields      LossConfig fields that differ, e.g. grpo(kl_loss_coef=1e-3, kl_loss_type="low_var_kl")
     """
@@ -106,7 +106,7 @@ def dr_grpo(loss_scale_factor, **fields):
 
 
 def dapo(**fields):
-    """GRPO with the wider upper clip.
+    """GRPO with the wider upper clip. verl's has a dual clip, dapo(clip_ratio_c=3.0).
 
     fields      LossConfig fields that differ
     """
