@@ -242,7 +242,6 @@ absl::Status Gang::BecomeReady(SessionId session, const internal::v1::Ready& mes
 void Gang::Serve() {
   loading_.reset();
   ever_served_ = true;
-  trouble_.clear();
   missing_since_ = absl::InfiniteFuture();
   config_ = divided_;
   const auto fewer = [](const Worker& a, const Worker& b) { return a.threads < b.threads; };

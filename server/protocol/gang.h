@@ -98,8 +98,7 @@ class Gang {
   // Returns how many kernels the worker with the most of them refused at its start; nothing where none of the workers
   // checks its kernels, as on CPUs.
   std::optional<size_t> KernelsOff() const;
-  // Notes, in an operator's words, why a worker was refused or lost, or a generation ended. Forgotten once the gang
-  // serves.
+  // Notes, in an operator's words, why a worker was refused or lost, or a generation ended.
   void NoteTrouble(std::string what) { trouble_ = std::move(what); }
   const std::string& trouble() const { return trouble_; }
   // A worker in an operator's words: its rank, once it has one, device and host.
@@ -163,7 +162,7 @@ class Gang {
   std::vector<v1::LinkInfo> links_;  // of the generation, each axis's slowest
   std::optional<JobWatch> loading_;  // until all are ready
   bool ever_served_ = false;
-  std::string trouble_;  // the newest since the gang served
+  std::string trouble_;  // the newest, for as long as the gang does not serve
   CountedTime counted_;
   absl::Time next_look_ = absl::InfiniteFuture();  // infinite without a worker
   absl::Time missing_since_ = absl::InfiniteFuture();

@@ -317,9 +317,8 @@ void CheckpointStore::Abandon(const std::string& temporary) const {
 absl::StatusOr<StoredCheckpoint> CheckpointStore::Verify(const std::string& name, const std::string& manifest_sha256,
                                                          const GoesOn& goes_on) const {
   RETURN_IF_ERROR(CheckFileName(name));
-  RETURN_IF_ERROR(held_.Check());
   absl::StatusOr<StoredCheckpoint> read = ReadBack(folder_, name, manifest_sha256, goes_on);
-  RETURN_IF_ERROR(held_.Check());
+  RETURN_IF_ERROR(held_.Check());  // afterwards: the folder may be replaced in the minutes that reading takes
   return read;
 }
 
