@@ -10,6 +10,7 @@
 #include "client/cli/output/command_status.h"
 #include "common/base/descriptors.h"
 #include "common/base/parse_options.h"
+#include "common/base/process.h"
 
 namespace {
 
@@ -29,6 +30,7 @@ constexpr char kFooter[] =
 
 int main(int argc, char** argv) {
   stemma::OpenStandardDescriptors();
+  stemma::IgnoreFileSizeSignal();  // a file that may not grow is an error, which removes what was written
   CLI::App app("Stemma: trains a policy on prompt groups, computing each shared prompt once.", "stemma");
   stemma::SetHelpStyle(app);
   app.footer(kFooter);

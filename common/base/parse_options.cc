@@ -94,6 +94,20 @@ std::string ErrorText(const CLI::App& app, const CLI::ParseError& error) {
   return absl::StrCat(name, ": ", std::string(error.what()), help);
 }
 
+// Returns what the line gave an empty value, as where a script's variable is not set: it would count as not given,
+// which for a file, a name or a size means something else. "": nothing.
+std::string EmptyValue(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options([](const CLI::Option* o) { return o->count() > 0; })) {
+    const std::vector<std::string>& values = option->results();
+    if (option->get_type_size() == 0 || std::find(values.begin(), values.end(), "") == values.end()) continue;
+    return absl::StrCat(NameOf(app), ": ", option->get_name(), " is empty: give a value, or leave it out");
+  }
+  for (const CLI::App* command : app.get_subcommands()) {
+    if (const std::string text = EmptyValue(*command); !text.empty()) return text;
+  }
+  return "";
+}
+
 }  // namespace
 
 void SetHelpStyle(CLI::App& app) {
@@ -110,7 +124,10 @@ std::optional<int> ParseOptions(CLI::App& app, int argc, char** argv) {
     std::cerr << ErrorText(app, error) << std::endl;
     return kUsageExitCode;
   }
-  return std::nullopt;
+  const std::string empty = EmptyValue(app);
+  if (empty.empty()) return std::nullopt;
+  std::cerr << empty << std::endl;
+  return kUsageExitCode;
 }
 
 }  // namespace stemma

@@ -1,12 +1,15 @@
 #include "server/coordinator/coordinator.h"
 
+#include <filesystem>
 #include <functional>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <variant>
 
 #include "common/base/error.h"
 #include "common/base/failpoint.h"
+#include "common/base/names.h"
 #include "glog/logging.h"
 #include "server/coordinator/calibration_file.h"
 #include "server/coordinator/incident_files.h"
@@ -153,10 +156,15 @@ bool Coordinator::IsOfClosedSession(const Event& event) {
   return message != nullptr && FindLink(message->session) == nullptr;
 }
 
-bool Coordinator::RefusesExport(const Event& event) {
-  const auto* exports = std::get_if<ExportEvent>(&event);
+bool Coordinator::AnswersExport(Event& event) {
+  auto* exports = std::get_if<ExportEvent>(&event);
   if (exports == nullptr) return false;
   const absl::Status place = CheckPlace();
+  const std::string& name = exports->request.name();
+  std::error_code error;
+  exports->name_is_free =
+      CheckFileName(name).ok() && std::filesystem::symlink_status(ExportPath(data_directory_, name), error).type() ==
+                                      std::filesystem::file_type::not_found;
   if (place.ok()) return false;
   ReplyAction reply = {exports->call, place};
   Execute(reply);
@@ -176,7 +184,7 @@ void Coordinator::Run() {
       next.answer();
       continue;
     }
-    if (IsOfClosedSession(next.event) || RefusesExport(next.event)) continue;
+    if (IsOfClosedSession(next.event) || AnswersExport(next.event)) continue;
     const auto* message = std::get_if<WorkerMessageEvent>(&next.event);
     if (message == nullptr || !IsLost(message->message)) Execute(Decide(next.at, next.event));
     if (message == nullptr) continue;

@@ -110,8 +110,9 @@ class Coordinator {
   void Run();
   bool NextEvent(Arrived& next);
   bool IsOfClosedSession(const Event& event);
-  // Answers an export that its workers would write by the path of --data into another directory.
-  bool RefusesExport(const Event& event);
+  // Looks where an export would go. Returns whether it is answered: its workers would write it, by the path of --data,
+  // into another directory.
+  bool AnswersExport(Event& event);
   Decision Decide(absl::Time now, const Event& event);
   void Execute(Decision decision);
   void Execute(SendAction& action);

@@ -181,7 +181,7 @@ void ClientCalls::OnExport(const ExportEvent& event) {
   if (admitted.ok()) admitted = AdmitJob(0);
   if (!admitted.ok()) return p_.out.Reply(event.call, admitted);
   Arrival arrival;
-  arrival.work = ExportJob{request};
+  arrival.work = ExportJob{request, event.name_is_free};
   arrival.senders.push_back({.call = event.call});
   Receive(std::move(arrival));
 }

@@ -49,6 +49,7 @@ struct SubmitEvent {
 struct ExportEvent {
   CallId call = 0;
   v1::ExportWeightsRequest request;
+  bool name_is_free = false;  // no export on the disk has it
 };
 struct SaveCheckpointEvent {
   CallId call = 0;

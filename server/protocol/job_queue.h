@@ -31,6 +31,7 @@ struct LogProbJob {
 };
 struct ExportJob {
   v1::ExportWeightsRequest request;
+  bool name_is_free = false;  // when it was asked for
 };
 struct SaveJob {
   v1::SaveCheckpointRequest request;  // with its name

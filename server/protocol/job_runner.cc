@@ -156,6 +156,9 @@ void JobRunner::Start(const std::string& id, const ExportJob& job) {
   p_.jobs.running().BeginCallJob(id, absl::StrCat("export ", message.name()), ExportSeconds(p_.options.model),
                                  std::nullopt, p_.gang.num_ranks());
   p_.out.Add(RemoveUnfinishedExportsAction{});
+  // Workers may be lost behind the rename, before they say that it is whole. What then has the name is this one, if
+  // nothing had it before.
+  if (job.name_is_free) NoteWritten(job.request);
   for (const Gang::Worker& worker : p_.gang.workers()) p_.out.Send(worker.session, message);
 }
 
@@ -208,12 +211,12 @@ void JobRunner::OnExportDone(uint32_t rank, const internal::v1::ExportDone& done
   const v1::ExportWeightsRequest& request = std::get<ExportJob>(job->work).request;
   const std::string path = ExportPath(p_.options.data_directory, request.name());
   if (const absl::Status failure = running.failure(); !failure.ok()) {
+    if (std::get<ExportJob>(job->work).name_is_free) written_.Forget(request.name());
     const bool exists = absl::IsAlreadyExists(failure);
     return p_.jobs.FinishCallJob(done.id(),
                                  exists ? ExportExistsError(path, written_.FactsOf(request.name())) : failure);
   }
-  written_.Add(
-      {.name = request.name(), .lineage = p_.lineage.name(), .step = p_.lineage.step(), .dtype = request.dtype()});
+  NoteWritten(request);
   v1::ExportWeightsResponse response;
   response.set_path(path);
   response.set_step(p_.lineage.step());
@@ -221,6 +224,11 @@ void JobRunner::OnExportDone(uint32_t rank, const internal::v1::ExportDone& done
   response.set_lineage(p_.lineage.name());
   response.set_bytes(running.bytes());
   p_.jobs.FinishCallJob(done.id(), std::move(response));
+}
+
+void JobRunner::NoteWritten(const v1::ExportWeightsRequest& request) {
+  written_.Add(
+      {.name = request.name(), .lineage = p_.lineage.name(), .step = p_.lineage.step(), .dtype = request.dtype()});
 }
 
 }  // namespace stemma::server

@@ -60,6 +60,7 @@ class JobRunner {
   // Null: it does not run, its rank has ended it, or it is of another kind; then the message is dealt with.
   template <typename Work>
   const CallJob* FindRunning(uint32_t rank, const std::string& id);
+  void NoteWritten(const v1::ExportWeightsRequest& request);
 
   const CoordinatorParts p_;
   Membership* const membership_;

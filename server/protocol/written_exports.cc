@@ -6,8 +6,12 @@
 
 namespace stemma::server {
 
+void WrittenExports::Forget(const std::string& name) {
+  std::erase_if(newest_last_, [&name](const WrittenExport& known) { return known.name == name; });
+}
+
 void WrittenExports::Add(WrittenExport written) {
-  std::erase_if(newest_last_, [&written](const WrittenExport& known) { return known.name == written.name; });
+  Forget(written.name);
   newest_last_.push_back(std::move(written));
   if (newest_last_.size() > kKept) newest_last_.pop_front();
 }

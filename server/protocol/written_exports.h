@@ -1,5 +1,5 @@
-// The newest exports that this server has written: what their names stand for, so that a client whose answer was lost
-// can tell its own export from another one's. Not kept beyond the server's end.
+// The newest exports that this server has written, or may have: what their names stand for, so that a client whose
+// answer was lost can tell its own export from another one's. Not kept beyond the server's end.
 //
 // Thread safety: none; owned by JobRunner.
 // Invariant: at most kKept of them, each name once.
@@ -25,6 +25,8 @@ class WrittenExports {
 
   // Takes the place of an earlier one of the name, whose directory was removed.
   void Add(WrittenExport written);
+  // Takes back that an export of the name may have been written.
+  void Forget(const std::string& name);
 
   // Returns what is known of it, for the metadata of EXPORT_EXISTS: nothing where this server has not written it, or
   // did so long ago.

@@ -41,7 +41,9 @@ constexpr int kWaitLineMs = 60'000;
 void LogOfGrpc(gpr_log_func_args* args) { VLOG(1) << "gRPC: " << args->message; }
 
 bool ConnectedWithin(grpc::Channel& channel, int milliseconds) {
-  return channel.WaitForConnected(gpr_time_from_millis(milliseconds, GPR_TIMESPAN));
+  // A point in time: a span would begin anew with each try to connect.
+  return channel.WaitForConnected(
+      gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(milliseconds, GPR_TIMESPAN)));
 }
 
 void WaitForServer(grpc::Channel& channel, const std::string& server) {

@@ -44,7 +44,9 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionOpt
   // No proxy reaches a server of this machine.
   if (address->loopback) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   auto channel = grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
-  if (!channel->WaitForConnected(FromNow(options.connect_timeout_s))) {
+  // A point in time: a span would begin anew with each try to connect.
+  const gpr_timespec deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), FromNow(options.connect_timeout_s));
+  if (!channel->WaitForConnected(deadline)) {
     return ConnectError(absl::StrCat("no connection to ", options.address, " within ", options.connect_timeout_s,
                                      " s; is `stemma local` running there?", address->loopback ? "" : kProxyHint));
   }

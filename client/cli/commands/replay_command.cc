@@ -1,7 +1,10 @@
 // stemma replay TRACE: submits a trace line by line, prints every optimizer step, compares with expected values.
 #include <algorithm>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -50,7 +53,35 @@ absl::StatusOr<std::optional<StepTraceOut>> OpenTraceOut(const ReplayOptions& op
   return std::optional(std::move(opened));
 }
 
+// Tells whether two paths name one file, which a report would overwrite. A pipe or a terminal may be named twice.
+bool AreOneFile(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (a.empty() || b.empty() || (fs::exists(a, error) && !fs::is_regular_file(a, error))) return false;
+  const auto whole = [&error](const std::string& path) {
+    return fs::weakly_canonical(fs::absolute(path, error), error);
+  };
+  return whole(a) == whole(b) || fs::equivalent(a, b, error);
+}
+
+// Checks that what is written is no file that is read, or written otherwise.
+absl::Status CheckFiles(const ReplayOptions& options) {
+  const std::pair<const char*, const std::string&> files[] = {{"TRACE", options.trace},
+                                                              {"--verify", options.verify},
+                                                              {"--report", options.report},
+                                                              {"--trace-out", options.trace_out}};
+  for (size_t written = 2; written < std::size(files); ++written) {
+    for (size_t other = 0; other < written; ++other) {
+      if (!AreOneFile(files[other].second, files[written].second)) continue;
+      return UsageError(absl::StrCat(files[written].first, " ", files[written].second, ": is the file of ",
+                                     files[other].first, " too, and would overwrite it: name another one"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunReplay(ReplayOptions options) {
+  RETURN_IF_ERROR(CheckFiles(options));
   if (const absl::Status valid = options.lr_schedule.Validate(); !valid.ok())
     return UsageError(std::string(valid.message()));
   if (!options.run_id.empty()) {

@@ -1,7 +1,6 @@
 #include "client/cli/trace/trace_stat.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -12,10 +11,10 @@
 namespace stemma::cli {
 namespace {
 
-// The smallest value that at least `share` of the sorted values do not exceed.
-int64_t Quantile(const std::vector<int64_t>& sorted, double share) {
-  const auto rank = std::lround(share * static_cast<double>(sorted.size() - 1));
-  return sorted[static_cast<size_t>(rank)];
+// Returns the smallest value that at least so many percent of the sorted values do not exceed. REQUIRES: not empty; at
+// least 1 %.
+int64_t Percentile(const std::vector<int64_t>& sorted, size_t percent) {
+  return sorted[(sorted.size() * percent + 99) / 100 - 1];
 }
 
 Record Distribution(std::vector<int64_t> values) {
@@ -24,9 +23,9 @@ Record Distribution(std::vector<int64_t> values) {
   std::sort(values.begin(), values.end());
   const int64_t sum = std::accumulate(values.begin(), values.end(), int64_t{0});
   record["min"] = values.front();
-  record["p50"] = Quantile(values, 0.5);
+  record["p50"] = Percentile(values, 50);
   record["mean"] = static_cast<double>(sum) / static_cast<double>(values.size());
-  record["p90"] = Quantile(values, 0.9);
+  record["p90"] = Percentile(values, 90);
   record["max"] = values.back();
   return record;
 }

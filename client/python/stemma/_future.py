@@ -8,6 +8,7 @@ from typing import Any, Dict, Generator
 
 from . import _proto, _tries, errors, results
 from ._recording import warn
+from ._recovery import Recovery
 from ._stub import CancellableStub
 from ._tries import deadline_of, is_over, left_s, ran_out
 
@@ -31,6 +32,7 @@ class Future:
         self._client, self._status, self._return_log_probs = client, status, return_log_probs
         self._cancel_on_interrupt = cancel_on_interrupt
         self.request_id = status.request_id
+        self._recovery = Recovery(client, self.request_id)
 
     def __repr__(self):
         return (f"Future({self.request_id!r}, {self.status['state']}, {self._status.steps_applied} of "
@@ -58,7 +60,7 @@ class Future:
         return_log_probs are no longer kept, it comes without them, with a warning.
 
         timeout_s   how long to wait for it, and for the log-probs of return_log_probs. 0: ask once; None: until the
-                    request is final
+                    request is final, or its server has had no workers for the client's recovery_timeout_s (RECOVERING)
         """
         return self._result(timeout_s, deadline_of(timeout_s))
 
@@ -70,6 +72,8 @@ class Future:
                     if not self._is_final() and is_over(deadline):
                         raise about_request(TimeoutError(f"request {self.request_id} is {self.status['state']} after {timeout_s} s; "
                                                          "it goes on"), self.request_id)
+                    if self._may_wait_for_workers():
+                        _tries.run(self._recovery.look(deadline, self._client._stub))
             result = self._outcome()
             if self._return_log_probs:
                 with self._in_time(timeout_s, deadline), _kept_or_not(result):
@@ -112,6 +116,8 @@ class Future:
             try:
                 self._heard(await _tries.run_in_threads(self._poll(_ASYNC_POLL_MS, stub=stub), stub.cancel, thread))
                 stub.answer_s = _ASYNC_ANSWER_S
+                if self._may_wait_for_workers():
+                    await _tries.run_in_threads(self._recovery.look(None, stub), stub.cancel, thread)
             except errors.StemmaError as error:
                 if error.code != "DEADLINE_EXCEEDED":  # of a server that is gone, gRPC's pings tell
                     raise
@@ -139,6 +145,9 @@ class Future:
     def _waits_for_next_server(self):
         """A server that stops lets go of its requests; the next one goes on with them where it keeps them (durability)."""
         return self._status.failure.reason == "DRAINING" and self._client._retries > 0
+
+    def _may_wait_for_workers(self):
+        return self.status["state"] == "ACCEPTED" and not self._waits_for_next_server()
 
     def _poll(self, wait_ms, deadline=None, stub=None):
         """Asks once for the status; yields as Client._steps. A server that stops answers that at once, and then goes:

@@ -305,8 +305,9 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
                 return call() if deadline is None else call(timeout=left_s(deadline) + _ANSWER_S)
             except grpc.RpcError as error:
                 out = self._connection.explain(error)
-                loads = self._retries > 0 and out.reason in errors.LOADING and time.monotonic() < give_up
-                again = error.code() == grpc.StatusCode.UNAVAILABLE and (attempt < self._retries or loads)
+                loads = self._retries > 0 and out.reason in errors.LOADING
+                left = time.monotonic() < give_up if loads else attempt < self._retries
+                again = error.code() == grpc.StatusCode.UNAVAILABLE and left
                 if not again or is_over(deadline):
                     raise self._explained(out) from None
             if loads and not told and time.monotonic() >= self._untold_until:

@@ -9,6 +9,7 @@ import pty
 import re
 import subprocess
 import tempfile
+import time
 import unittest
 
 from cli_testing import BIN, GOLDEN, has_escape, run
@@ -63,6 +64,52 @@ class CliBinaryTest(unittest.TestCase):
         result = run("status", "--server", "127.0.0.1:1", "--connect-timeout", "0.2")
         self.assertEqual(result.returncode, 3)
         self.assertIn("127.0.0.1:1", result.stderr)
+
+    def test_the_time_to_connect_is_over_however_often_it_is_tried(self):
+        begin = time.monotonic()
+        result = run("status", "--server", "127.0.0.1:1", "--connect-timeout", "4")
+        self.assertEqual(result.returncode, 3, result.stderr)
+        self.assertIn("within 4 s", result.stderr)
+        self.assertTrue(3.9 < time.monotonic() - begin < 15)
+
+    def test_an_empty_value_is_not_taken_for_none(self):
+        """As of a variable of a script that is not set: `checkpoint load ""` went back to the newest checkpoint."""
+        server = ["--server", "127.0.0.1:1"]
+        for arguments, name in ((["checkpoint", "load", "", *server], "NAME"), (["checkpoint", "save", "--name", "", *server], "--name"),
+                                (["replay", "a.jsonl", "--verify", "", *server], "--verify"),
+                                (["replay", "a.jsonl", "--run-id", "", *server], "--run-id"),
+                                (["replay", "a.jsonl", "--report", "", *server], "--report"),
+                                (["bound", "a.jsonl", "--model", ""], "--model"), (["status", "--server", ""], "--server")):
+            result = run(*arguments, cwd=self.directory)
+            self.assertEqual(result.returncode, 2, f"{arguments}: {result.stderr}")
+            self.assertIn(f"{name} is empty: give a value, or leave it out", result.stderr)
+        for program, option in (("stemma-server", "--config"), ("stemma-server", "--mesh"), ("stemma-worker", "--server")):
+            result = run(option, "", binary=BIN / program, cwd=self.directory)
+            self.assertEqual(result.returncode, 2, f"{option}: {result.stderr}")
+            self.assertIn(f"{option} is empty: give a value, or leave it out", result.stderr)
+
+    def test_a_limit_on_files_is_an_error_that_leaves_none(self):
+        for arguments in (["trace", "make", "limited.jsonl", "--vocab", "64", "--groups", "50"],
+                          ["model", "init", "limited", "--hidden", "64", "--layers", "2"]):
+            before = sorted(self.directory.iterdir())
+            result = run("--fsize=4096", BIN / "stemma", *arguments, binary="prlimit", cwd=self.directory)
+            self.assertIn(result.returncode, (1, 2), f"{arguments}: {result.stderr}")
+            self.assertIn("File too large", result.stderr)
+            self.assertEqual(sorted(self.directory.iterdir()), before)
+
+    def test_a_replay_overwrites_nothing_that_it_reads_or_writes_otherwise(self):
+        self.make("read.jsonl", "--seed", 5)
+        (self.directory / "expected").write_text("expected")
+        (self.directory / "link").symlink_to("read.jsonl")
+        for arguments, one, other in ((["--report", "read.jsonl"], "--report", "TRACE"), (["--report", "link"], "--report", "TRACE"),
+                                      (["--trace-out", "./read.jsonl"], "--trace-out", "TRACE"),
+                                      (["--verify", "expected", "--report", "expected"], "--report", "--verify"),
+                                      (["--report", "new", "--trace-out", "../" + self.directory.name + "/new"], "--trace-out", "--report")):
+            before = {path: path.read_bytes() for path in self.directory.iterdir() if path.is_file()}
+            result = run("replay", "read.jsonl", "--server", "127.0.0.1:1", *arguments, cwd=self.directory)
+            self.assertEqual(result.returncode, 2, f"{arguments}: {result.stderr}")
+            self.assertRegex(result.stderr, f"error: {one} .* is the file of {other} too, and would overwrite it")
+            self.assertEqual(before, {path: path.read_bytes() for path in self.directory.iterdir() if path.is_file()})
 
     def test_a_seed_decides_the_trace_byte_for_byte(self):
         first = self.make("a.jsonl", "--seed", 5, "--steps", 2, "--kl-coef", 0.01)
@@ -277,7 +324,7 @@ class CliBinaryTest(unittest.TestCase):
             self.assertFalse(has_escape(result.stdout + result.stderr))
 
     def test_doctor_looks_at_the_disk_of_a_folder_that_a_server_would_make(self):
-        for data in ("new", "new/deeper", str(self.directory / "new"), ".", ""):
+        for data in ("new", "new/deeper", str(self.directory / "new"), "."):
             result = run("doctor", "--no-self-check", "--data", data, "-o", "json", cwd=self.directory)
             disk = [check for check in map(json.loads, result.stdout.splitlines()) if check["check"] == "disk"]
             self.assertIn(disk[0]["state"], ("ok", "warning"), result.stdout)

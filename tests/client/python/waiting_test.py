@@ -146,7 +146,7 @@ def test_a_server_that_loads_is_waited_for_longer_than_retries_last_and_the_log_
     assert len(told) == 1 and "no worker has loaded the model yet" in told[0].getMessage()
 
 
-@pytest.mark.parametrize("reason, tries", [("STARTING", 5 + 2), ("DRAINING", 1 + 2)])  # the fifth try takes until the 60 s are over
+@pytest.mark.parametrize("reason, tries", [("STARTING", 5), ("DRAINING", 1 + 2)])  # the fifth try takes until the 60 s are over
 def test_a_server_that_loads_is_given_up_after_the_recovery_timeout_and_one_that_drains_after_the_retries(reason, tries, monkeypatch):
     made = []
     monkeypatch.setattr(client_module, "time", types.SimpleNamespace(monotonic=lambda: (0, 0, 0, 0, 59.9, 60)[min(len(made), 5)]))

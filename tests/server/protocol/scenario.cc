@@ -242,7 +242,7 @@ class Scenario {
     }
     if (name == "submit") return SubmitEvent{command.Id(1), MakeUpdate(command)};
     if (name == "log_prob") return SubmitEvent{command.Id(1), MakeLogProb(command)};
-    if (name == "export") return ExportEvent{command.Id(1), MakeExport(command)};
+    if (name == "export") return ExportEvent{command.Id(1), MakeExport(command), command.Has("absent")};
     if (name == "get") return MakeGet(command);
     if (name == "cancel") return CancelEvent{command.Id(1), command.words.at(2)};
     if (name == "results") return ReadResultsEvent{command.Id(1), command.words.at(2)};

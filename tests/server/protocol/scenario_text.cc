@@ -127,7 +127,7 @@ std::string ErrorLine(const absl::Status& status) {
   const std::string reason = ErrorReason(status);
   std::string text = absl::StrCat(absl::StatusCodeToString(status.code()), " ", reason);
   if (absl::StrContains(status.message(), " was accepted before")) absl::StrAppend(&text, " known");
-  if (reason != "LINEAGE_MISMATCH" && reason != "ROLLED_BACK") return text;
+  if (reason != "LINEAGE_MISMATCH" && reason != "ROLLED_BACK" && reason != "EXPORT_EXISTS") return text;
   for (const auto& [key, value] : GetErrorDetails(status).metadata) absl::StrAppend(&text, " ", key, "=", value);
   return text;
 }

@@ -1,5 +1,9 @@
 #include "client/cli/trace/synthetic_trace.h"
 
+#include <algorithm>
+#include <random>
+#include <utility>
+
 #include "client/cli/trace/trace_check.h"
 #include "client/cli/trace/trace_stat.h"
 #include "common/base/arrays.h"
@@ -182,6 +186,32 @@ TEST(TraceStatTest, WhatNoCountIsTrueOfIsRefused) {
   EXPECT_EQ(refusal(), "");
   group.set_prompt_tokens("");
   EXPECT_EQ(refusal(), "group g7 has an empty prompt");
+}
+
+// By the definition of a percentile, for drawn lengths.
+TEST(TraceStatTest, SoManyResponsesAreNoLongerThanAPercentile) {
+  std::mt19937 random(7);
+  for (int draw = 0; draw < 200; ++draw) {
+    v1::PromptGroup group;
+    group.set_prompt_tokens(PackArray<int32_t>({1, 2, 3}));
+    std::vector<int64_t> lengths(1 + random() % 12);
+    for (int64_t& length : lengths) {
+      length = static_cast<int64_t>(1 + random() % 9);
+      group.add_rollouts()->set_response_tokens(
+          PackArray<int32_t>(std::vector<int32_t>(static_cast<size_t>(length), 2)));
+    }
+    TraceStat stat;
+    ASSERT_TRUE(stat.Add({group}).ok());
+    const Record told = stat.ToRecord()["response_tokens"];
+    for (const auto& [key, percent] : {std::pair("p50", 50), std::pair("p90", 90)}) {
+      const auto value = told[key].get<int64_t>();
+      const auto share = [&](int64_t most) {
+        return 100 * std::count_if(lengths.begin(), lengths.end(), [&](int64_t length) { return length <= most; });
+      };
+      EXPECT_GE(share(value), percent * static_cast<int64_t>(lengths.size())) << key << " of draw " << draw;
+      EXPECT_LT(share(value - 1), percent * static_cast<int64_t>(lengths.size())) << key << " of draw " << draw;
+    }
+  }
 }
 
 TEST(TraceStatTest, DistributionsHoldTheirQuantiles) {
