@@ -22,6 +22,7 @@ import pytest
 import stemma
 from e2e.errors.failpoints import Failpoints, named_in
 from e2e.errors.server import wait_for
+from e2e.file_digest import weights_digest
 from e2e.gang.small_groups import make_model
 from e2e.recovery.durable_run import STEPS_OF_REQUEST, DurableRun, facts, send, weights_after
 
@@ -309,6 +310,17 @@ def test_whatever_dies_nothing_is_lost_and_nothing_is_done_twice(runs, number, r
     except BaseException:
         runs.drop(ranks)
         raise
+
+
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_an_export_that_was_whole_when_its_worker_died_is_the_answer(runs, ranks):
+    """The table's cases send it again as another call, which rightly hears EXPORT_EXISTS."""
+    run = runs.get(ranks)
+    run.failpoints.arm("export.before_answer", 0, "kill")
+    with run.ends_in_time():
+        exported = run.client.export(f"whole-{time.monotonic_ns()}")
+        assert not run.failpoints.is_armed("export.before_answer", 0)
+        assert weights_digest(pathlib.Path(exported)) == run._undisturbed.weights()
 
 
 def test_the_checks_see_a_step_that_is_made_twice_and_one_that_is_lost(model, tmp_path):
