@@ -137,22 +137,29 @@ class Heartbeats {
   std::thread thread_;
 };
 
-// Why the engine ends the session. Its thread calls Set in three cases. The engine could not be made, or on_ready
-// failed: the server is told, and closes the stream. Another rank has gone: the server hears it from that rank's
-// stream, so this one is only cancelled.
+// Why the engine ends the session. Its thread calls Set in three cases. The engine could not be made, as where the
+// ranks could not meet, or on_ready failed: the server is told, and closes the stream. Another rank has gone later: the
+// server hears it from that rank's stream, so this one is only cancelled.
 class EngineFailure {
  public:
   EngineFailure(grpc::ClientContext& context, Writer& writer) : context_(context), writer_(writer) {}
   void Set(const absl::Status& status) {
+    bool made = false;
     {
       MutexLock lock(&mutex_);
       status_ = status;
+      made = made_;
     }
-    if (absl::IsUnavailable(status)) return context_.TryCancel();
+    if (made && absl::IsUnavailable(status)) return context_.TryCancel();
     WorkerMessage message;
     message.mutable_refused()->set_message(std::string(status.message()));
     writer_.Send(message);
     if (!closed_.AwaitWithin(kServerClosesWithin)) context_.TryCancel();
+  }
+  // The engine is made; the server is about to hear it. A Refused means something else from then on.
+  void EngineMade() {
+    MutexLock lock(&mutex_);
+    made_ = true;
   }
   void StreamClosed() { closed_.Set(); }
   absl::Status Get() {
@@ -166,6 +173,7 @@ class EngineFailure {
   Flag closed_;
   Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  bool made_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // What came over the stream until it ended.
@@ -245,6 +253,7 @@ SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
       [raw = session.get(), on_ready = options.on_ready](const WorkerMessage& message) {
         const absl::Status status = message.has_ready() ? on_ready() : absl::OkStatus();
         if (!status.ok()) return raw->failure->Set(status);
+        if (message.has_ready()) raw->failure->EngineMade();
         raw->writer->Send(message);
       },
       [raw = session.get()](const absl::Status& status) { raw->failure->Set(status); });
