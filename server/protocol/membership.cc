@@ -178,7 +178,7 @@ void Membership::OnLost(const WorkerLostEvent& event) {
 }
 
 void Membership::OnRefusedConfigure(SessionId session, const std::string& why) {
-  Close(session, absl::AbortedError("it refused Configure"), absl::StrCat("it cannot load the model: ", why));
+  Close(session, absl::AbortedError("it refused Configure"), absl::StrCat("it did not become ready: ", why));
 }
 
 void Membership::Close(SessionId session, const absl::Status& why, const std::string& reason) {

@@ -16,11 +16,27 @@ using Reactor = grpc::ServerBidiReactor<internal::v1::WorkerMessage, internal::v
 constexpr char kSecretKey[] = "authorization";
 constexpr char kSecretPrefix[] = "Bearer ";
 
-// Ends a stream before anything of it is read.
+bool SendsSecret(const grpc::CallbackServerContext& context) { return context.client_metadata().count(kSecretKey) > 0; }
+
+// Ends a stream before anything of it is read. Says so when it is over: not before is it known whether the stream sent
+// no secret, or its connection was cut in the middle of its headers, which gRPC then takes for all of them.
 class RefusedSession final : public Reactor {
  public:
-  explicit RefusedSession(const grpc::Status& status) { Finish(status); }
-  void OnDone() override { delete this; }
+  RefusedSession(const grpc::CallbackServerContext& context, const absl::Status& why) : context_(context), why_(why) {
+    Finish(ToGrpcStatus(why));
+  }
+  void OnDone() override {
+    if (context_.IsCancelled() && !SendsSecret(context_)) {
+      LOG(INFO) << "a worker's stream from " << context_.peer() << " ended before its secret came";
+    } else {
+      LOG(WARNING) << "a worker's stream from " << context_.peer() << " is refused: " << why_.message();
+    }
+    delete this;
+  }
+
+ private:
+  const grpc::CallbackServerContext& context_;  // gRPC's, until OnDone has returned
+  const absl::Status why_;
 };
 
 // OK, or what is wrong with how the stream was opened.
@@ -38,8 +54,7 @@ absl::Status CheckSecret(const grpc::CallbackServerContext& context, const std::
 
 Reactor* WorkerServiceRpc::Session(grpc::CallbackServerContext* context) {
   if (const absl::Status status = CheckSecret(*context, secret_); !status.ok()) {
-    LOG(WARNING) << "a worker's stream from " << context->peer() << " is refused: " << status.message();
-    return new RefusedSession(ToGrpcStatus(status));
+    return new RefusedSession(*context, status);
   }
   return WorkerSession::Start(coordinator_);
 }

@@ -4,6 +4,7 @@ that is sent ends the server, reaches a client unchecked, or keeps the next hone
 import math
 import os
 import random
+import socket
 
 import grpc
 import pytest
@@ -74,6 +75,33 @@ def test_a2_without_the_secret_nobody_is_a_worker_and_the_log_names_the_peer(clu
     said = wait_for(lambda: cluster.said().count("is refused: ") > before and cluster.said(), "the line in the log")
     assert "ipv4:127.0.0.1:" in said.split("is refused: ")[-2].splitlines()[-1], said
     assert secret not in said and workers(cluster) == 0
+
+
+def header(name, value):
+    """A field of HPACK that no table has."""
+    return b"".join([b"\0", *(bytes([len(text)]) + text.encode() for text in (name, value))])
+
+
+def frame(kind, flags, stream, payload):
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def test_a2_a_connection_that_is_cut_in_its_headers_is_none_without_the_secret(cluster):
+    """gRPC makes a call of the headers that came, and the log has no warning of somebody who knows no secret."""
+    block = b"".join(header(*field) for field in [
+        (":method", "POST"), (":scheme", "http"), (":path", "/stemma.internal.v1.WorkerService/Session"),
+        (":authority", "server"), ("te", "trailers"), ("content-type", "application/grpc")])
+    rest = len(header("authorization", "Bearer " + "0" * 64))
+    headers = frame(1, 4, 1, block + bytes(rest))[:-rest]
+    before = cluster.said()
+    host, port = cluster.worker_address.split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + headers)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(4096):
+            pass
+    said = wait_for(lambda: "ended before its secret came" in cluster.said() and cluster.said(), "the line in the log")[len(before):]
+    assert " INFO " in said and " WARNING " not in said, said
 
 
 def test_a2_each_listener_answers_its_own_service_only(cluster):

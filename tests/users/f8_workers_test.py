@@ -124,5 +124,5 @@ def test_f8_the_server_logs_why_a_worker_left(tmp_path):
         (model / "model.safetensors").write_bytes(weights.read_bytes()[:-8])  # after the server looked at it
         cluster.start_worker(wait=False)
         assert cluster.worker.wait(60) in (1, 2)
-        assert re.search(r"worker \w+ \(pid \d+ on \S+\) left: it cannot load the model: .*model.safetensors",
+        assert re.search(r"worker \w+ \(pid \d+ on \S+\) left: it did not become ready: .*model.safetensors",
                          cluster.said()), cluster.said()

@@ -34,6 +34,13 @@ absl::StatusOr<std::string> ReadSecret(const std::string& file) {
   return secret.ok() ? secret : OfOption(kWorkerSecretVariable, secret.status());
 }
 
+// Tells whether this process started itself anew. Asked once: its children did not.
+bool TakeStartedAnew() {
+  const bool started_anew = std::getenv(kStartedAnewVariable) != nullptr;
+  unsetenv(kStartedAnewVariable);
+  return started_anew;
+}
+
 // The options' texts.
 struct OptionTexts {
   std::string server, secret_file, device = "cpu";
@@ -49,7 +56,7 @@ absl::Status Resolve(const OptionTexts& texts, WorkerMainOptions& options) {
   options.device = *device;
   if (!options.address.empty()) {
     absl::Status own = CheckOwnAddress(options.address);
-    if (own.ok()) own = CheckAddressIsHere(options.address);
+    if (own.ok() && !options.started_anew) own = CheckAddressIsHere(options.address);
     if (!own.ok()) return OfOption("--address", own);
   }
   ASSIGN_OR_RETURN(options.secret, ReadSecret(texts.secret_file));
@@ -84,6 +91,7 @@ bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& e
     return false;
   }
   StartLogging(kWorkerProgram, options.log);
+  options.started_anew = TakeStartedAnew();
   options.argv.assign(argv, argv + argc);
   std::copy_if(std::begin(kToldVariables), std::end(kToldVariables), std::back_inserter(options.open_variables),
                [](const char* name) { return std::getenv(name) == nullptr; });

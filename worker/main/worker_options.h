@@ -15,6 +15,10 @@ namespace stemma::worker {
 
 inline constexpr char kWorkerProgram[] = "stemma-worker";
 
+// Set by a worker that starts itself anew, for the process that it becomes. A variable and no option: that may be
+// another build, which refuses options that it does not know.
+inline constexpr char kStartedAnewVariable[] = "STEMMA_WORKER_STARTED_ANEW";
+
 struct WorkerMainOptions {
   std::string server;     // host:port
   std::string secret;     // admits this worker
@@ -27,13 +31,16 @@ struct WorkerMainOptions {
   std::function<DeviceMemory()> device_memory = HostMemory;  // no option, main says it
   std::string ready_file;                                    // empty: none
   bool once = false;                                         // ends with its session
+  bool started_anew = false;                                 // no option: this process had sessions before
   LogOptions log;
   std::vector<std::string> argv;  // as it was started
   bool die_with_parent = false;
   std::vector<const char*> open_variables;  // no option: of kToldVariables, which the environment leaves open
 };
 
-// Starts the log. False: the process is to end with exit_code, 0 after --help, 2 for a wrong command line.
+// Starts the log; removes kStartedAnewVariable. False: the process is to end with exit_code, 0 after --help, 2 for a
+// wrong command line, or an --address that this host has not, where the process is no worker started anew: that one had
+// the address, and waits for it (RunSession).
 bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& exit_code);
 
 // Says what is wrong with the value of an option, and returns the exit code.

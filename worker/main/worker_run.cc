@@ -60,6 +60,7 @@ int ExitCodeOf(const absl::Status& status) {
   CloseDescriptorsAtExec();  // Gloo's, and those of who writes stacks, are opened to outlive it
   // What this process told CUDA and NCCL (worker/parallel/cuda_environment.h) is no operator's choice to the next one.
   for (const char* name : options.open_variables) unsetenv(name);
+  setenv(kStartedAnewVariable, "1", /*overwrite=*/1);
   if (!error) execv(self.c_str(), arguments.data());
   execv("/proc/self/exe", arguments.data());  // the file is gone
   LOG(ERROR) << "cannot start anew: " << strerror(errno);

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -15,6 +16,9 @@
 namespace stemma::worker {
 namespace {
 
+// Long enough for a connection in one data center; a packet that is lost is sent again after a second.
+constexpr int kConnectsWithinMs = 1'000;
+
 using Found = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
 absl::Status NoRoute(const HostPort& server, std::string_view why) {
@@ -22,24 +26,39 @@ absl::Status NoRoute(const HostPort& server, std::string_view why) {
                                              server.Text(), ": ", std::string(why), "; give it with --address"));
 }
 
-// The address that a socket of datagrams is bound to when it is connected; empty, with errno: no route.
-std::string SourceOf(const addrinfo& target) {
-  const UniqueFd descriptor(::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!descriptor.valid()) return "";
+// Tells the address that a connected socket is bound to; empty, with errno: it cannot be told.
+std::string SourceOf(const UniqueFd& connected) {
   sockaddr_storage own{};
   socklen_t bytes = sizeof(own);
-  auto* generic = reinterpret_cast<sockaddr*>(&own);
-  const bool known = ::connect(descriptor.get(), target.ai_addr, target.ai_addrlen) == 0 &&
-                     ::getsockname(descriptor.get(), generic, &bytes) == 0;
-  const int error = errno;
+  if (::getsockname(connected.get(), reinterpret_cast<sockaddr*>(&own), &bytes) != 0) return "";
   char text[INET6_ADDRSTRLEN] = "";
-  if (known && own.ss_family == AF_INET) {
+  if (own.ss_family == AF_INET) {
     inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(&own)->sin_addr, text, sizeof(text));
-  } else if (known) {
+  } else {
     inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6*>(&own)->sin6_addr, text, sizeof(text));
   }
-  errno = error;
   return text;
+}
+
+// Tells the address from which packets to the target would leave; empty, with errno: no route.
+std::string SourceOfRoute(const addrinfo& target) {
+  const UniqueFd descriptor(::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const bool routed = descriptor.valid() && ::connect(descriptor.get(), target.ai_addr, target.ai_addrlen) == 0;
+  return routed ? SourceOf(descriptor) : "";
+}
+
+// Tells the address from which the target was connected to; empty: it could not be in time.
+std::string SourceOfConnection(const addrinfo& target) {
+  const UniqueFd descriptor(::socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!descriptor.valid()) return "";
+  if (::connect(descriptor.get(), target.ai_addr, target.ai_addrlen) != 0) {
+    pollfd waits{descriptor.get(), POLLOUT, 0};
+    if (errno != EINPROGRESS || ::poll(&waits, 1, kConnectsWithinMs) != 1) return "";
+    int error = 0;
+    socklen_t bytes = sizeof(error);
+    if (::getsockopt(descriptor.get(), SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 || error != 0) return "";
+  }
+  return SourceOf(descriptor);
 }
 
 }  // namespace
@@ -81,15 +100,24 @@ absl::Status CheckAddressIsHere(const std::string& address) {
 absl::StatusOr<std::string> OwnAddressTowards(const HostPort& server) {
   const std::string host = server.loopback && server.host.find(':') == std::string::npos ? "127.0.0.1" : server.host;
   addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
+  hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
   if (const int error = getaddrinfo(host.c_str(), absl::StrCat(server.port).c_str(), &hints, &list); error != 0) {
     return NoRoute(server, gai_strerror(error));
   }
   const Found found(list, &freeaddrinfo);
+  return OwnAddressTowardsOneOf(server, found.get());
+}
+
+absl::StatusOr<std::string> OwnAddressTowardsOneOf(const HostPort& server, const addrinfo* targets) {
+  const bool several = targets != nullptr && targets->ai_next != nullptr;
+  for (const addrinfo* target = targets; several && target != nullptr; target = target->ai_next) {
+    std::string own = SourceOfConnection(*target);
+    if (!own.empty() && CheckOwnAddress(own).ok()) return own;
+  }
   std::string why = "no address of its can be used";
-  for (const addrinfo* target = found.get(); target != nullptr; target = target->ai_next) {
-    std::string own = SourceOf(*target);
+  for (const addrinfo* target = targets; target != nullptr; target = target->ai_next) {
+    std::string own = SourceOfRoute(*target);
     if (!own.empty() && CheckOwnAddress(own).ok()) return own;
     if (own.empty()) why = std::strerror(errno);
   }

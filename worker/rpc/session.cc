@@ -9,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "common/base/connection_pings.h"
 #include "common/base/flag.h"
 #include "common/base/message_sizes.h"
@@ -36,6 +37,7 @@ constexpr int kRedialMsMin = 200, kRedialMsMax = 2'000;
 constexpr int kHandshakeMsMax = 10'000;  // a server that is busy greets late; gRPC reads it as MIN_RECONNECT_BACKOFF
 constexpr int kFirstWaitMs = 1'000;      // shorter waits for the server are not worth a line
 constexpr int kWaitLineMs = 60'000;
+constexpr absl::Duration kLookEvery = absl::Seconds(2);  // whether an address of this host is back
 
 // gRPC's own lines are for who debugs gRPC.
 void LogOfGrpc(gpr_log_func_args* args) { VLOG(1) << "gRPC: " << args->message; }
@@ -52,6 +54,24 @@ void WaitForServer(grpc::Channel& channel, const std::string& server) {
     LOG(WARNING) << "no server at " << server << " yet; trying again, at most " << kRedialMsMax / 1000
                  << " s after each try";
   } while (!ConnectedWithin(channel, kWaitLineMs));
+}
+
+// Waits until this host has the address that it is told to use. It had it when the process was started; a link that is
+// set down takes its IPv6 addresses with it, and the connection to the server. Returns whether it waited.
+bool WaitForAddress(const std::string& address) {
+  if (address.empty()) return false;
+  const absl::Status here = CheckAddressIsHere(address);
+  if (here.ok()) return false;
+  LOG(WARNING) << "waits for --address, looks again every " << kLookEvery << ": " << here.message();
+  while (!CheckAddressIsHere(address).ok()) RealClock().Sleep(kLookEvery);
+  return true;
+}
+
+// Returns when both are there: either may go while the other is waited for.
+void WaitForServerAndAddress(grpc::Channel& channel, const SessionOptions& options) {
+  do {
+    WaitForServer(channel, options.server);
+  } while (WaitForAddress(options.address));
 }
 
 std::shared_ptr<grpc::Channel> Dial(const std::string& server) {
@@ -139,22 +159,29 @@ class Heartbeats {
   std::thread thread_;
 };
 
-// Why the engine ends the session. Its thread calls Set in three cases. The engine could not be made, or on_ready
-// failed: the server is told, and closes the stream. Another rank has gone: the server hears it from that rank's
-// stream, so this one is only cancelled.
+// Why the engine ends the session. Its thread calls Set in three cases. The engine could not be made, as where the
+// ranks could not meet, or on_ready failed: the server is told, and closes the stream. Another rank has gone later: the
+// server hears it from that rank's stream, so this one is only cancelled.
 class EngineFailure {
  public:
   EngineFailure(grpc::ClientContext& context, Writer& writer) : context_(context), writer_(writer) {}
   void Set(const absl::Status& status) {
+    bool made = false;
     {
       MutexLock lock(&mutex_);
       status_ = status;
+      made = made_;
     }
-    if (absl::IsUnavailable(status)) return context_.TryCancel();
+    if (made && absl::IsUnavailable(status)) return context_.TryCancel();
     WorkerMessage message;
     message.mutable_refused()->set_message(std::string(status.message()));
     writer_.Send(message);
     if (!closed_.AwaitWithin(kServerClosesWithin)) context_.TryCancel();
+  }
+  // The engine is made; the server is about to hear it. A Refused means something else from then on.
+  void EngineMade() {
+    MutexLock lock(&mutex_);
+    made_ = true;
   }
   void StreamClosed() { closed_.Set(); }
   absl::Status Get() {
@@ -168,6 +195,7 @@ class EngineFailure {
   Flag closed_;
   Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  bool made_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // What came over the stream until it ended.
@@ -237,7 +265,7 @@ struct Session {
 
 SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
   auto session = std::make_unique<Session>(Dial(options.server));
-  WaitForServer(*session->channel, options.server);
+  WaitForServerAndAddress(*session->channel, options);
   const std::string address = OwnAddress(options);
   LOG(INFO) << "registers at " << options.server << " as " << options.incarnation;
   session->Open(options.secret);
@@ -247,6 +275,7 @@ SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
       [raw = session.get(), on_ready = options.on_ready](const WorkerMessage& message) {
         const absl::Status status = message.has_ready() ? on_ready() : absl::OkStatus();
         if (!status.ok()) return raw->failure->Set(status);
+        if (message.has_ready()) raw->failure->EngineMade();
         raw->writer->Send(message);
       },
       [raw = session.get()](const absl::Status& status) { raw->failure->Set(status); });

@@ -1,4 +1,4 @@
-// What a worker reads of its environment beside its command line.
+// What a worker reads of its environment beside its command line, and what it asks of its --address.
 #include "worker/main/worker_options.h"
 
 #include <gtest/gtest.h>
@@ -31,6 +31,29 @@ TEST(WorkerOptionsTest, VariablesThatAnOperatorHasSetAreNotOpen) {
   setenv(open[1].c_str(), "", /*overwrite=*/1);
   open.erase(open.begin() + 1);
   EXPECT_EQ(OpenVariables(), open);
+}
+
+// Reads the options of a worker with such an --address and exits, as its main does; 0 where it would run on. A process
+// starts its log once.
+[[noreturn]] void ReadAndExit(const char* address, bool started_anew) {
+  setenv("STEMMA_WORKER_SECRET", "0123456789abcdef0123456789abcdef", /*overwrite=*/1);
+  if (started_anew) setenv(worker::kStartedAnewVariable, "1", /*overwrite=*/1);
+  const std::string own = std::string("--address=") + address;
+  char program[] = "stemma-worker", server[] = "--server=127.0.0.1:1";
+  char* arguments[] = {program, server, const_cast<char*>(own.c_str()), nullptr};
+  worker::WorkerMainOptions options;
+  int exit_code = 0;
+  const bool runs = worker::ReadWorkerOptions(3, arguments, options, exit_code);
+  const bool kept = std::getenv(worker::kStartedAnewVariable) != nullptr;  // what it starts would think so, too
+  std::_Exit(kept ? 3 : (runs ? 0 : exit_code));
+}
+
+// 192.0.2.7 is for documents alone.
+TEST(WorkerOptionsDeathTest, AWorkerStartedAnewTakesAnAddressThatIsGoneForAMoment) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(ReadAndExit("192.0.2.7", /*started_anew=*/true), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(ReadAndExit("192.0.2.7", /*started_anew=*/false), ::testing::ExitedWithCode(2), "cannot be listened on");
+  EXPECT_EXIT(ReadAndExit("node-7", /*started_anew=*/true), ::testing::ExitedWithCode(2), "is no IP address");
 }
 
 }  // namespace

@@ -6,11 +6,16 @@
 #include <gtest/gtest.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "common/base/unique_fd.h"
 
 namespace stemma::worker {
 namespace {
@@ -56,6 +61,61 @@ TEST(OwnAddressTest, AServerWithoutARouteIsNamed) {
   EXPECT_EQ(none.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(none.status().message()), HasSubstr("255.255.255.255:7071"));
   EXPECT_THAT(std::string(none.status().message()), HasSubstr("--address"));
+}
+
+// A port of a loopback address: bound, and open where it is listened on.
+class Port {
+ public:
+  explicit Port(const std::string& host) {
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_NUMERICHOST;
+    EXPECT_EQ(getaddrinfo(host.c_str(), "0", &hints, &target_), 0);
+    fd_.Reset(::socket(target_->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    bound_ = ::bind(fd_.get(), target_->ai_addr, target_->ai_addrlen) == 0 &&
+             ::getsockname(fd_.get(), target_->ai_addr, &target_->ai_addrlen) == 0;
+  }
+  ~Port() { freeaddrinfo(target_); }
+  bool bound() const { return bound_; }
+  void Listen(int waiting_max = 8) { EXPECT_EQ(::listen(fd_.get(), waiting_max), 0); }
+  // Fills the queue of those that wait to be accepted: nothing is answered any more.
+  void Fill() {
+    Listen(/*waiting_max=*/0);
+    for (UniqueFd& waiting : waiting_) {
+      waiting.Reset(::socket(target_->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      ::connect(waiting.get(), target_->ai_addr, target_->ai_addrlen);
+    }
+  }
+  const addrinfo* target() const { return target_; }
+
+ private:
+  addrinfo* target_ = nullptr;
+  UniqueFd fd_, waiting_[4];
+  bool bound_ = false;
+};
+
+// Tells the own address towards a server whose name has both addresses, in this order.
+std::string OwnAddressTowardsBoth(const Port& first, const Port& second) {
+  addrinfo one = *first.target(), two = *second.target();
+  one.ai_next = &two;
+  two.ai_next = nullptr;
+  return OwnAddressTowardsOneOf(Server("server.test:7071"), &one).value();
+}
+
+TEST(OwnAddressTest, OfAServersAddressesTheFirstThatAnswersCounts) {
+  Port v4("127.0.0.1"), v6("::1"), refuses_v4("127.0.0.1"), refuses_v6("::1"), hangs_v6("::1");
+  if (!v6.bound()) GTEST_SKIP() << "needs ::1";
+  v4.Listen();
+  v6.Listen();
+  hangs_v6.Fill();
+  EXPECT_EQ(OwnAddressTowardsBoth(refuses_v6, v4), "127.0.0.1");
+  EXPECT_EQ(OwnAddressTowardsBoth(hangs_v6, v4), "127.0.0.1");
+  EXPECT_EQ(OwnAddressTowardsBoth(refuses_v4, v6), "::1");
+  EXPECT_EQ(OwnAddressTowardsBoth(v6, v4), "::1");
+  EXPECT_EQ(OwnAddressTowardsBoth(v4, v6), "127.0.0.1");
+  // A server that went just now is not waited for here: the first with a route.
+  EXPECT_EQ(OwnAddressTowardsBoth(refuses_v6, refuses_v4), "::1");
+  EXPECT_EQ(OwnAddressTowardsBoth(refuses_v4, refuses_v6), "127.0.0.1");
 }
 
 TEST(OwnAddressTest, AnAddressIsOneOfThisHost) {

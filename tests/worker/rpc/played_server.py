@@ -110,6 +110,13 @@ class PlayedServer:
         session = self._sessions.get(timeout=PATIENCE_S)
         return session, session.expect("register")
 
+    def no_session_within(self, seconds):
+        try:
+            self._sessions.get(timeout=seconds)
+        except queue.Empty:
+            return True
+        return False
+
 
 def ended(process, within_s):
     """(exit code, what it said) of a process that ends by itself in that time."""

@@ -79,6 +79,19 @@ def test_a_worker_raises_its_limit_of_descriptors(server):
     assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (1024, 1024)
 
 
+def test_a_rank_that_meets_no_other_says_so(server):
+    """The server would only see its stream end, and its reason names no network."""
+    armed = server.root / "armed"
+    armed.mkdir()
+    (armed / "load.met@0").write_text("fail")
+    process, session, _ = server.start(program="tests/failpoint_worker", env={"STEMMA_FAILPOINTS": str(armed)})
+    session.send(configure=configure(server.root))
+    assert session.expect("refused").message == "a test lets the rendezvous fail"
+    session.close(grpc.StatusCode.ABORTED, "it refused Configure")
+    code, said = ended(process, ENDS_WITHIN_S)
+    assert code == 1 and said.rstrip().endswith("stemma-worker: a test lets the rendezvous fail"), said
+
+
 class Gang:
     """Two ranks that have met; rank 0 tells the store before it is ready, whoever else has come."""
 
