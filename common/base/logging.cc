@@ -16,6 +16,7 @@
 #include "common/base/clock.h"
 #include "common/base/line_writer.h"
 #include "common/base/mutex.h"
+#include "common/base/printable.h"
 #include "common/base/process.h"
 #include "glog/logging.h"
 #include "nlohmann/json.hpp"
@@ -49,27 +50,6 @@ const char* LevelName(LogLevel level) {
 LogLevel LevelOf(google::LogSeverity severity) {
   if (severity == google::GLOG_INFO) return LogLevel::kInfo;
   return severity == google::GLOG_WARNING ? LogLevel::kWarning : LogLevel::kError;
-}
-
-// What a client sent may stand in a line, and whoever reads it may sit at a terminal, which obeys such characters:
-// those of ASCII, and U+0080 to U+009F in UTF-8.
-std::string WithoutControls(std::string_view message) {
-  std::string text;
-  for (size_t i = 0; i < message.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(message[i]);
-    const bool before_c1 =
-        byte == 0xc2 && i + 1 < message.size() && (static_cast<unsigned char>(message[i + 1]) & 0xe0) == 0x80;
-    if (byte == '\n') {
-      text += ' ';
-    } else if (absl::ascii_iscntrl(byte)) {
-      absl::StrAppend(&text, "\\x", absl::Hex(byte, absl::kZeroPad2));
-    } else if (before_c1) {
-      absl::StrAppend(&text, "\\u00", absl::Hex(static_cast<unsigned char>(message[++i]), absl::kZeroPad2));
-    } else {
-      text += message[i];
-    }
-  }
-  return text;
 }
 
 // Writes to stderr; `line` is of LogLine. Never destroyed: threads log until the process ends.
@@ -142,7 +122,7 @@ std::string LogLine(LogFormat format, absl::Time time, LogLevel level, std::stri
   const std::string stamp = absl::FormatTime(kTimeFormat, time, absl::UTCTimeZone());
   if (format == LogFormat::kText) {
     const std::string who = rank.has_value() ? absl::StrCat("rank ", *rank, ": ") : "";
-    return absl::StrCat(stamp, " ", absl::AsciiStrToUpper(LevelName(level)), " ", who, WithoutControls(message));
+    return absl::StrCat(stamp, " ", absl::AsciiStrToUpper(LevelName(level)), " ", who, Printable(message, " "));
   }
   nlohmann::ordered_json line = {{"time", stamp}, {"level", LevelName(level)}, {"program", program}, {"pid", getpid()}};
   if (rank.has_value()) line["rank"] = *rank;
@@ -171,7 +151,7 @@ std::string LastLogLines() { return LastLines::Get().Text(); }
 void Say(std::string_view program, const LogOptions& options, LogLevel level, std::string_view text) {
   if (level < options.level) return;
   if (options.format == LogFormat::kText) {
-    WriteLine(options.format, program, absl::StrCat(std::string(program), ": ", std::string(text)));
+    WriteLine(options.format, program, absl::StrCat(std::string(program), ": ", Printable(text, "\n")));
   } else {
     WriteLine(options.format, program, LogLine(options.format, RealClock().Now(), level, program, text));
   }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "common/base/nearest.h"
+#include "common/base/printable.h"
 
 namespace stemma {
 namespace {
@@ -121,7 +122,7 @@ std::optional<int> ParseOptions(CLI::App& app, int argc, char** argv) {
   } catch (const CLI::ParseError& error) {  // the one way in which CLI11 reports; help and version come this way too
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success))
       return app.exit(error, std::cout, std::cerr);
-    std::cerr << ErrorText(app, error) << std::endl;
+    std::cerr << Printable(ErrorText(app, error), "\n") << std::endl;
     return kUsageExitCode;
   }
   const std::string empty = EmptyValue(app);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/error.h"
 #include "common/base/exit_codes.h"
+#include "common/base/printable.h"
 #include "google/rpc/status.pb.h"
 
 namespace stemma::cli {
@@ -107,7 +108,7 @@ std::string ErrorText(const absl::Status& status) {
   if (details.retry_after > absl::ZeroDuration()) {
     AppendLine(text, "retry after", absl::FormatDuration(details.retry_after));
   }
-  return text;
+  return Printable(text, "\n");
 }
 
 }  // namespace stemma::cli

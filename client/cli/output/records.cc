@@ -4,13 +4,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/printable.h"
 
 namespace stemma::cli {
 namespace {
 
 std::string CellText(const Record& value) {
   if (value.is_null() || (value.is_object() && value.empty())) return "-";
-  if (value.is_string()) return value.get<std::string>();
+  if (value.is_string()) return Printable(value.get<std::string>(), "\\n");
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (value.is_number_float()) return absl::StrFormat("%.6g", value.get<double>());
   if (value.is_array()) return absl::StrFormat("%d", value.size());

@@ -53,6 +53,10 @@ TEST(CommandStatusTest, TextNamesCodeReasonFieldsAndWhenToRetry) {
             "  retry after: 2s");
 }
 
+TEST(CommandStatusTest, TextOfOthersCommandsNoTerminalAndKeepsItsLines) {
+  EXPECT_EQ(ErrorText(UsageError("uid \x1b[2Jg\ntwo\r")), "error: uid \\x1b[2Jg\ntwo\\x0d");
+}
+
 TEST(CommandStatusTest, DetailsThatAreNoMessageAreIgnored) {
   const absl::Status status = RpcStatus(grpc::Status(grpc::NOT_FOUND, "no such request", "\xff\xff\xff"));
   EXPECT_EQ(ExitCodeOf(status), 64 + 5);

@@ -28,6 +28,18 @@ TEST(RecordsTest, JsonIsOneObjectALineWithEveryDigit) {
   EXPECT_EQ(out.str(), "{\"id\":\"a\",\"loss\":0.30000000000000004,\"extra\":true}\n");
 }
 
+// A uid of a trace may hold what a terminal obeys, or end a row.
+TEST(RecordsTest, ACellCommandsNoTerminal) {
+  std::ostringstream table, fields;
+  RecordWriter writer({}, kColumns, table);
+  writer.Write({{"id", "\x1b[31mU\nX"}, {"loss", nullptr}, {"n", 3}});
+  EXPECT_EQ(table.str(),
+            "id          loss    n\n"
+            "\\x1b[31mU\\nX          -    3\n");
+  WriteFields({}, {{"id", "\x1b]0;p\x07"}}, fields);
+  EXPECT_EQ(fields.str(), "id  \\x1b]0;p\\x07\n");
+}
+
 // File names need not be UTF-8, as JSON has to be.
 TEST(RecordsTest, BytesThatAreNotUtf8AreReplacedInJson) {
   const Record record = {{"path", "tr\xff.jsonl"}, {"list", std::vector<std::string>{"\xff"}}};
