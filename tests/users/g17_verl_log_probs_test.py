@@ -25,7 +25,7 @@ def early_batch():
 
 
 def update_of(**fields):
-    return verl.loss_from_config(real_verl.actor_config(**fields), temperature=TEMPERATURE)
+    return real_verl.update_of(real_verl.actor_config(**fields), temperature=TEMPERATURE)
 
 
 def test_g17_log_probs_need_no_advantages_and_have_the_losses_temperature(client, model):  # noqa: F811

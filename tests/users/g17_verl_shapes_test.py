@@ -33,7 +33,7 @@ def shaped(field, change):
                            (lambda a: a[:-1], r"has shape \(11, 7\): it must have \(12, 7\)")))])
 def test_g17_arrays_of_another_shape_are_refused_by_name(field, change, says):
     """numpy would cut or repeat them until they fit."""
-    update = verl.loss_from_config(real_verl.actor_config(use_kl_loss=True))
+    update = real_verl.update_of(real_verl.actor_config(use_kl_loss=True))
     assert verl.groups_from_dataproto(shaped(field, lambda a: a), update)
     with pytest.raises(ValueError, match=f"^{field} {says}"):
         verl.groups_from_dataproto(shaped(field, change), update)

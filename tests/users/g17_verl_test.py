@@ -114,7 +114,7 @@ def compare(client, model, config, data, log_prob, entropy):
     model.zero_grad()
     loss.backward(retain_graph=True)
     grad_norm = sum(g.square().sum() for g in model.gradients().values()).sqrt().item()
-    update = verl.loss_from_config(config)
+    update = real_verl.update_of(config)
     arguments = {**update.arguments(), "adam": dataclasses.replace(update.adam, learning_rate=0.0)}
     result = client.update_actor(verl.groups_from_dataproto(data, update), **arguments)
     ours = verl.metrics(result)
@@ -124,7 +124,7 @@ def compare(client, model, config, data, log_prob, entropy):
     for name, value in numbers.items():
         # The clip fraction and ppo_kl are means of float32 in verl.
         assert ours.get(name, 0.0) == pytest.approx(value, rel=1e-5, abs=1e-6), name
-    return ours
+    return result.metrics
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_g17_a_wrong_aggregation_is_noticed(client, model, now):
     data, log_prob, entropy = now
     config = real_verl.actor_config("vanilla", loss_agg_mode="token-mean")
     loss, _ = verls_loss(config, data, log_prob, entropy)
-    update = verl.loss_from_config(real_verl.actor_config("vanilla", loss_agg_mode="seq-mean-token-mean"))
+    update = real_verl.update_of(real_verl.actor_config("vanilla", loss_agg_mode="seq-mean-token-mean"))
     result = client.update_actor(verl.groups_from_dataproto(data, update), update.loss, stemma.adamw(0.0, weight_decay=0.0))
     assert result.metrics["actor/loss"] != pytest.approx(loss.item(), rel=1e-4)
 
@@ -177,7 +177,7 @@ def test_g17_random_configurations_and_batches(client, model):
             kl_loss_type=rng.choice(verl_kl_types()), kl_loss_coef=rng.uniform(0, 0.3), entropy_coeff=rng.choice([0, 0.01]))
         print(case, config.policy_loss.loss_mode, agg, len(data))
         loss, _ = verls_loss(config, data, log_prob, entropy)
-        update = verl.loss_from_config(config, temperature=temperature)
+        update = real_verl.update_of(config, temperature=temperature)
         result = client.update_actor(verl.groups_from_dataproto(data, update), update.loss, stemma.adamw(0.0, weight_decay=0.0))
         assert result.metrics["actor/loss"] == pytest.approx(loss.item(), rel=1e-9, abs=1e-11)
 
@@ -190,7 +190,7 @@ def verl_kl_types():
 
 def test_g17_padding_is_stripped_and_rows_of_one_prompt_are_one_group():
     data = padded_batch()
-    update = verl.loss_from_config(real_verl.actor_config())
+    update = real_verl.update_of(real_verl.actor_config())
     groups = verl.groups_from_dataproto(data, update)
     assert sorted(g.uid for g in groups) == ["uid-0", "uid-1", "uid-2"] and all(len(g.rollouts) == N for g in groups)
     assert all(g.stat_group is None for g in groups)
@@ -209,7 +209,7 @@ def test_g17_padding_is_stripped_and_rows_of_one_prompt_are_one_group():
 
 def test_g17_several_prompts_under_one_uid_share_a_stat_group(client):
     data = padded_batch(prompts=4, several_prompts=True)
-    update = verl.loss_from_config(real_verl.actor_config("gpg"))
+    update = real_verl.update_of(real_verl.actor_config("gpg"))
     groups = verl.groups_from_dataproto(data, update)
     assert sorted((g.uid, g.stat_group) for g in groups) == [
         ("uid-0/prompt-0", "uid-0"), ("uid-0/prompt-1", "uid-0"), ("uid-1/prompt-0", "uid-1"), ("uid-1/prompt-1", "uid-1")]
@@ -218,7 +218,7 @@ def test_g17_several_prompts_under_one_uid_share_a_stat_group(client):
 
 def test_g17_log_probs_come_back_in_the_shape_of_the_batch(client):
     data = padded_batch()
-    groups = verl.groups_from_dataproto(data, verl.loss_from_config(real_verl.actor_config()))
+    groups = verl.groups_from_dataproto(data, real_verl.update_of(real_verl.actor_config()))
     log_probs = client.log_probs(groups)
     out = verl.padded_log_probs(log_probs, data)
     attention = data.batch["attention_mask"][:, PROMPT_WIDTH:].numpy()
@@ -229,7 +229,7 @@ def test_g17_log_probs_come_back_in_the_shape_of_the_batch(client):
 def test_g17_advantages_of_each_token_are_sent_where_they_differ():
     data = padded_batch()
     data.batch["advantages"] = torch.arange(len(data) * RESPONSE_WIDTH).reshape(len(data), -1) / 8
-    groups = verl.groups_from_dataproto(data, verl.loss_from_config(real_verl.actor_config()))
+    groups = verl.groups_from_dataproto(data, real_verl.update_of(real_verl.actor_config()))
     for rollout in (r for g in groups for r in g.rollouts):
         row, length = int(rollout.rollout_id), len(rollout.tokens)
         if data.batch["response_mask"][row].sum() > 1:
@@ -239,7 +239,7 @@ def test_g17_advantages_of_each_token_are_sent_where_they_differ():
 def spoiled(change, **fields):
     data = padded_batch()
     change(data)
-    return lambda: verl.groups_from_dataproto(data, verl.loss_from_config(real_verl.actor_config(**fields)))
+    return lambda: verl.groups_from_dataproto(data, real_verl.update_of(real_verl.actor_config(**fields)))
 
 
 @pytest.mark.parametrize("build, says", [
@@ -280,7 +280,7 @@ def test_g17_every_key_of_verls_own_yaml_is_known():
     config["rollout_n"] = 4
     config["optim"]["lr"] = 1e-6  # YAML reads 1e-6 as text, OmegaConf as a number
     del config["defaults"]
-    update = verl.loss_from_config(config)
+    update = real_verl.update_of(config)
     assert update.loss == stemma.LossConfig("vanilla", clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
     assert (update.mini_batch, update.epochs, update.shuffle, update.rollout_n) == (256, 1, False, 4)
     assert update.adam == stemma.AdamW(1e-6, 0.9, 0.999, 1e-8, 0.01, "ALL", 1.0)
@@ -306,18 +306,18 @@ def test_g17_a_key_is_taken_or_dropped_or_refused_by_name():
         return {**base, section: {**base.get(section, {}), inner: value}} if section else {**base, key: value}
 
     def outcome(config):
-        update = verl.loss_from_config(config)
+        update = real_verl.update_of(config)
         return {**vars(update), "dropped": None, "rates": [update.learning_rate(s) for s in (0, 20, 60, 90)]}
 
     plain = outcome(base)
     for key in set(verl.TAKEN) - {"optim.optimizer", "optim.optimizer_impl"}:
         assert outcome(with_key(key, other[key])) != plain, key
     for key in verl.DROPPED:
-        assert outcome(with_key(key, "anything")) == plain and key in verl.loss_from_config(with_key(key, "anything")).dropped
+        assert outcome(with_key(key, "anything")) == plain and key in real_verl.update_of(with_key(key, "anything")).dropped
     for key in verl.REFUSED:
         assert outcome(with_key(key, False)) == plain
         with pytest.raises(ValueError, match=f"actor.{key} is True"):
-            verl.loss_from_config(with_key(key, True))
+            real_verl.update_of(with_key(key, True))
 
 
 @pytest.mark.parametrize("fields, says", [
@@ -325,7 +325,7 @@ def test_g17_a_key_is_taken_or_dropped_or_refused_by_name():
     ({"policy_loss": {"loss_mode": "dppo_tv"}}, "actor.policy_loss.loss_mode is 'dppo_tv'"),
     ({"policy_loss": {"mode": "x"}}, "actor.policy_loss.mode is not known"),
     ({"loss_agg_mode": "mean"}, "actor.loss_agg_mode is 'mean'"),
-    ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "response_length=config.data.max_response_length"),
+    ({"loss_agg_mode": "seq-mean-token-sum-norm"}, "data.max_response_length of the configuration"),
     ({"use_kl_loss": True, "kl_loss_type": "full"}, "actor.kl_loss_type is 'full'"),
     ({"optim": {"optimizer": "Muon"}}, "actor.optim.optimizer is 'Muon'"),
     ({"optim": {"optimizer": "AdamW8bit", "optimizer_impl": "torchao.optim"}}, "actor.optim.optimizer is 'AdamW8bit'"),
@@ -336,7 +336,7 @@ def test_g17_a_key_is_taken_or_dropped_or_refused_by_name():
 ])
 def test_g17_what_stemma_does_not_have_is_refused_by_name(fields, says):
     with pytest.raises(ValueError) as error:
-        verl.loss_from_config(fields)
+        real_verl.update_of(fields)
     assert says in str(error.value)
 
 
@@ -345,7 +345,7 @@ def test_g17_the_other_loss_modes_of_verl_are_refused():
 
     for mode in set(POLICY_LOSS_REGISTRY) - set(MODES):
         with pytest.raises(ValueError, match=mode):
-            verl.loss_from_config({"policy_loss": {"loss_mode": mode}})
+            real_verl.update_of({"policy_loss": {"loss_mode": mode}})
     assert set(MODES) <= set(POLICY_LOSS_REGISTRY)
 
 
@@ -355,7 +355,7 @@ def test_g17_the_other_loss_modes_of_verl_are_refused():
     ("cosine", {"zero_indexed_step": False, "lr_warmup_steps": 3})])
 def test_g17_learning_rates_are_those_of_verls_schedulers(kind, fields):
     optim = {"lr": 2e-3, "lr_scheduler_type": kind, "total_training_steps": 30, **fields}
-    update = verl.loss_from_config({"optim": optim})
+    update = real_verl.update_of({"optim": optim})
     parameter = torch.nn.Parameter(torch.zeros(1))
     torch_optimizer = torch.optim.SGD([parameter], lr=optim["lr"])
     warmup = optim.get("lr_warmup_steps") or int(optim.get("lr_warmup_steps_ratio", 0) * 30)
@@ -372,7 +372,7 @@ def test_g17_learning_rates_are_those_of_verls_schedulers(kind, fields):
 
 def test_g17_metrics_have_verls_names(client):
     data = padded_batch()
-    update = verl.loss_from_config(real_verl.actor_config(entropy_coeff=0.01))
+    update = real_verl.update_of(real_verl.actor_config(entropy_coeff=0.01))
     result = client.update_actor(verl.groups_from_dataproto(data, update), **update.arguments())
     metrics = verl.metrics(result, peak_tflops=2.0)
     assert {"actor/pg_loss", "actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "actor/grad_norm", "actor/lr",
@@ -389,6 +389,6 @@ def test_g17_metrics_have_verls_names(client):
 
 def test_g17_the_page_has_every_key_with_its_reason():
     page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "verl.md").read_text()
-    for table in (verl.TAKEN, verl.DROPPED, verl.REFUSED):
+    for table in (verl.TAKEN, verl.DROPPED, verl.REFUSED, verl.REFUSED_OUTSIDE):
         for key, why in table.items():
             assert f"| `{key}` | {why} |" in page or "own" in why and f"`{key}`" in page, key

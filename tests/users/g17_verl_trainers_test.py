@@ -1,10 +1,6 @@
 """verl's trainer around the actor's update: metrics over rollouts of zero advantage, the order of rows, and settings that only
 look like others. Beside g17_verl_test, whose batches and comparison with verl's own functions it takes."""
 
-import pathlib
-import re
-import types
-
 import pytest
 import stemma
 import torch
@@ -46,14 +42,22 @@ def test_g17_what_is_asked_for_is_over_every_token(client, model, half_zero, fie
 
 def test_g17_what_is_not_asked_for_is_over_the_tokens_that_ran(client, half_zero):  # noqa: F811
     data, _, entropy = half_zero
-    update = verl.loss_from_config(real_verl.actor_config("vanilla", entropy_coeff=0))
+    update = real_verl.update_of(real_verl.actor_config("vanilla", entropy_coeff=0))
     result = client.update_actor(verl.groups_from_dataproto(data, update), update.loss, stemma.adamw(0.0, weight_decay=0.0))
     ran = data.batch["response_mask"].bool() & (data.batch["advantages"] != 0)
     share = ran.sum().item() / data.batch["response_mask"].sum().item()
     assert result.metrics["actor/token_coverage"] == pytest.approx(share) and 0 < share < 1
     assert result.metrics["actor/entropy"] == pytest.approx(entropy[ran].mean().item(), rel=1e-9)
     assert "actor/entropy_loss" not in result.metrics
-    assert "actor/entropy" not in verl.metrics(result), "verl's trainer has its own, of all tokens"
+
+
+def test_g17_the_entropy_of_verls_trainer_stays(client, half_zero):  # noqa: F811
+    """Its update has actor/entropy_loss alone, and metrics.update would put Stemma's number in place of the trainer's."""
+    for fields in ({"entropy_coeff": 0}, {"entropy_coeff": 0.01}, {"calculate_entropy": True}):
+        update = real_verl.update_of(real_verl.actor_config("vanilla", **fields))
+        result = client.update_actor(verl.groups_from_dataproto(half_zero[0], update), update.loss, stemma.adamw(0.0))
+        assert "actor/entropy" in result.metrics and "actor/entropy" not in verl.metrics(result)
+        assert ("actor/entropy_loss" in verl.metrics(result)) == (fields != {"entropy_coeff": 0})
 
 
 def in_order(data, rows):
@@ -68,7 +72,7 @@ def rows_by_uid(data):
 def test_g17_mini_batches_are_those_of_verls_rows():
     """verl's trainer may reorder rows (balance_batch), and cuts mini-batches of consecutive ones."""
     config = real_verl.actor_config(ppo_mini_batch_size=1, rollout_n=N)
-    update = verl.loss_from_config(config)
+    update = real_verl.update_of(config)
     whole = in_order(padded_batch(), rows_by_uid(padded_batch()))
     assert [len(group.rollouts) for group in verl.groups_from_dataproto(whole, update)] == [N] * 3
     mixed = rows_by_uid(padded_batch())
@@ -77,7 +81,7 @@ def test_g17_mini_batches_are_those_of_verls_rows():
         with pytest.raises(ValueError, match=r"is of verl's mini-batch \d, .*balance_batch=False"):
             verl.groups_from_dataproto(in_order(padded_batch(), rows), update)
     for others in ({"ppo_mini_batch_size": 3}, {"ppo_mini_batch_size": 1, "shuffle": True}):
-        verl.groups_from_dataproto(padded_batch(), verl.loss_from_config(real_verl.actor_config(rollout_n=N, **others)))
+        verl.groups_from_dataproto(padded_batch(), real_verl.update_of(real_verl.actor_config(rollout_n=N, **others)))
 
 
 def verls_mini_batches(num_rows, mini_batch_rows, dp_size):
@@ -104,7 +108,7 @@ def test_g17_mini_batches_are_those_of_verls_ranks(dp_size, mini_batch, dealt):
     if dealt != "prompt by prompt":
         rows = [rows[i] for share in range(dp_size) for i in range(len(rows)) if i % N * dp_size // N == share]
     data = in_order(data, rows)
-    update = verl.loss_from_config(real_verl.actor_config(ppo_mini_batch_size=mini_batch, rollout_n=N))
+    update = real_verl.update_of(real_verl.actor_config(ppo_mini_batch_size=mini_batch, rollout_n=N))
     theirs = verls_mini_batches(prompts * N, mini_batch * N, dp_size)
     uids = [{data.non_tensor_batch["uid"][row] for row in part} for part in theirs]
     if sum(map(len, uids)) > prompts:  # one of verl's mini-batches has a part of a prompt's rows
@@ -116,7 +120,7 @@ def test_g17_mini_batches_are_those_of_verls_ranks(dp_size, mini_batch, dealt):
 
 def test_g17_a_number_of_ranks_that_verl_could_not_have_is_refused():
     data = in_order(padded_batch(prompts=4), rows_by_uid(padded_batch(prompts=4)))
-    update = verl.loss_from_config(real_verl.actor_config(ppo_mini_batch_size=2, rollout_n=N))
+    update = real_verl.update_of(real_verl.actor_config(ppo_mini_batch_size=2, rollout_n=N))
     for dp_size in (3, 16):  # of 16 rows, and of the 8 of a mini-batch
         with pytest.raises(ValueError, match=f"dp_size is {dp_size}: verl deals as many rows to each rank, of the 16"):
             verl.groups_from_dataproto(data, update, dp_size=dp_size)
@@ -137,29 +141,29 @@ def test_g17_a_number_of_ranks_that_verl_could_not_have_is_refused():
 ])
 def test_g17_what_only_looks_like_a_setting_of_stemma_is_refused(fields, says):
     with pytest.raises(ValueError) as error:
-        verl.loss_from_config(fields)
+        real_verl.update_of(fields)
     assert says in str(error.value)
 
 
 def test_g17_what_is_the_same_is_taken():
-    adam = verl.loss_from_config({"optim": {"optimizer": "Adam", "weight_decay": 0.0}}).adam
-    assert adam == verl.loss_from_config({"optim": {"optimizer": "AdamW", "weight_decay": 0.0}}).adam
-    steps = verl.loss_from_config({"optim": {"lr": 1.0, "lr_warmup_steps_ratio": 0.1, "total_training_steps": 20}})
+    adam = real_verl.update_of({"optim": {"optimizer": "Adam", "weight_decay": 0.0}}).adam
+    assert adam == real_verl.update_of({"optim": {"optimizer": "AdamW", "weight_decay": 0.0}}).adam
+    steps = real_verl.update_of({"optim": {"lr": 1.0, "lr_warmup_steps_ratio": 0.1, "total_training_steps": 20}})
     assert [steps.learning_rate(step) for step in range(3)] == [0, 0.5, 1]
     correction = {"policy_loss": {"rollout_correction": {"bypass_mode": False, "rollout_is": "token"}}}
-    assert "policy_loss.rollout_correction" in verl.loss_from_config(correction).dropped
-    assert verl.loss_from_config({}).arguments()["on_nonfinite"] == "skip"
+    assert "policy_loss.rollout_correction" in real_verl.update_of(correction).dropped
+    assert real_verl.update_of({}).arguments()["on_nonfinite"] == "skip"
 
 
 def test_g17_a_step_without_a_gradient_is_made_where_a_coefficient_is_set(client, half_zero):  # noqa: F811
     """torch's AdamW goes on by its moments; without a coefficient nothing is computed, and weights stay."""
     data = half_zero[0]
-    update = verl.loss_from_config(real_verl.actor_config("gpg"))
+    update = real_verl.update_of(real_verl.actor_config("gpg"))
     client.update_actor(verl.groups_from_dataproto(data, update), **update.arguments())
     data = padded_batch()
     data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
     for fields, outcome in (({}, "SKIPPED_EMPTY"), ({"calculate_entropy": True}, "APPLIED")):
-        update = verl.loss_from_config(real_verl.actor_config("gpg", **fields))
+        update = real_verl.update_of(real_verl.actor_config("gpg", **fields))
         groups = verl.groups_from_dataproto(data, update)
         before = client.log_probs(groups)
         assert client.update_actor(groups, **update.arguments()).steps[0].outcome == outcome
@@ -186,17 +190,5 @@ def test_g17_warm_ups_are_one_step_ahead_of_those_of_transformers():
 @pytest.mark.parametrize("section", ["policy_loss", "optim", "qat", "router_replay"])
 def test_g17_a_section_that_is_null_is_one_that_is_absent(section):
     base = {"ppo_mini_batch_size": 4}
-    null, absent = (vars(verl.loss_from_config(config)) for config in ({**base, section: None}, base))
+    null, absent = (vars(real_verl.update_of(config)) for config in ({**base, section: None}, base))
     assert {**null, "dropped": {}} == {**absent, "dropped": {}}
-
-
-def test_g17_the_page_gives_the_first_update_the_first_rate():
-    """verl's trainer counts its updates from 1, a schedule its steps from 0."""
-    page = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "verl.md").read_text()
-    [step] = re.findall(r"update\.arguments\(step=(.*?)\)\)", page)
-    trainer = types.SimpleNamespace(global_steps=1)
-    update = verl.loss_from_config({"optim": {"lr": 1.0, "lr_warmup_steps": 4}})
-    rates = [update.learning_rate(eval(step, {"self": trainer}))]
-    trainer.global_steps += 1
-    rates.append(update.learning_rate(eval(step, {"self": trainer})))
-    assert rates == [0.0, 0.25]

@@ -6,6 +6,8 @@ import sys
 import types
 import warnings
 
+import stemma.verl
+
 
 def _stub_ray():
     ray = types.ModuleType("ray")
@@ -42,3 +44,13 @@ def actor_keys():
     keys |= {f"policy_loss.{f.name}" for f in dataclasses.fields(configs.PolicyLossConfig)}
     keys |= {f"optim.{f.name}" for f in dataclasses.fields(configs.FSDPOptimizerConfig)}
     return keys | {f"qat.{f.name}" for f in dataclasses.fields(configs.QATConfig)}
+
+
+def whole_config(actor, temperature=1.0, **sections):
+    """The configuration of verl's trainer, as far as the update reads it, around one of the actor."""
+    return {"actor_rollout_ref": {"actor": actor, "rollout": {"temperature": temperature}}, "algorithm": {}, **sections}
+
+
+def update_of(actor, temperature=1.0):
+    """The ActorUpdate of an actor's configuration in that of a trainer."""
+    return stemma.verl.loss_from_config(whole_config(actor, temperature))

@@ -12,7 +12,8 @@ class Export(str):
     step            of the weights that were written
     weight_version  of the weights that were written
     lineage         of the weights that were written
-    bytes           of all its files; None where the answer was lost, and the export was found again
+    bytes           of its safetensors files alone: config.json and the tokenizer's files come on top; None where the answer
+                    was lost, and the export was found again
     """
 
     def __new__(cls, path, step, weight_version, lineage, bytes=None):

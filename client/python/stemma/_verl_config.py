@@ -1,4 +1,5 @@
-"""What every key of verl's actor configuration means for an update of Stemma: taken, dropped, or refused by name.
+"""What every key of verl's actor configuration means for an update of Stemma: taken, dropped, or refused by name; and what
+verl's trainer does to the actor's update by keys that lie elsewhere.
 
 The tables are data: docs/verl.md shows them, a test holds both to verl's own configuration classes.
 """
@@ -21,13 +22,12 @@ TAKEN = {
     "clip_ratio_c": "of vanilla, which always has a dual clip in verl",
     "policy_loss.loss_mode": "vanilla, gspo, cispo, gpg; others are refused",
     "loss_agg_mode": "as named",
-    "loss_scale_factor": "of seq-mean-token-sum-norm; null: response_length must be given",
+    "loss_scale_factor": "of seq-mean-token-sum-norm; null: data.max_response_length",
     "use_kl_loss": "whether there is a KL term",
     "kl_loss_coef": "with use_kl_loss",
     "kl_loss_type": "with use_kl_loss; \"full\" is refused",
     "entropy_coeff": "as named",
-    "calculate_entropy": "reports actor/entropy of all tokens, with a coefficient of 0; without it or entropy_coeff, "
-                         "verl.metrics has no actor/entropy",
+    "calculate_entropy": "reports actor/entropy_loss of all tokens, with a coefficient of 0",
     "ppo_mini_batch_size": "prompts, so groups, of an optimizer step",
     "ppo_epochs": "as named",
     "shuffle": "mini-batches are drawn in another order than verl's own",
@@ -36,7 +36,7 @@ TAKEN = {
     "optim.lr": "the rate that learning_rate(step) starts from",
     "optim.betas": "as named",
     "optim.weight_decay": "on every parameter, as torch does",
-    "optim.clip_grad": "max_grad_norm",
+    "optim.clip_grad": "max_grad_norm; 0 is refused, by which verl's gradient is 0",
     "optim.grad_clip": "verl's deprecated name of clip_grad",
     "optim.lr_scheduler_type": "constant or cosine, in learning_rate(step)",
     "optim.warmup_style": "verl's deprecated name of lr_scheduler_type",
@@ -70,19 +70,36 @@ DROPPED = {
     "policy_loss.clip_cov_ratio": _OTHER_LOSS, "policy_loss.clip_cov_lb": _OTHER_LOSS, "policy_loss.clip_cov_ub": _OTHER_LOSS,
     "policy_loss.kl_cov_ratio": _OTHER_LOSS, "policy_loss.ppo_kl_coef": _OTHER_LOSS, "policy_loss.dro_beta": _OTHER_LOSS,
     "policy_loss.rollout_correction": "applied by verl's trainer, whose rollout_is_weights are taken from the batch; refused "
-                                      "with bypass_mode, which is a loss",
+                                      "with bypass_mode",
     "_target_": "names verl's own class", "_mutable_fields": "verl's own", "extra": "verl's own",
     "policy_loss._target_": "names verl's own class", "optim._target_": "names verl's own class",
     "optim._mutable_fields": "verl's own", "policy_loss._mutable_fields": "verl's own",
 }
 
-# Keys that would change the training and that Stemma does not have: refused where they are on.
+# Keys that would change the training and that Stemma does not have: refused where they are on. Those of sections also in the
+# sections of DROPPED, where verl's engines read them: "fsdp_config.qat.enable".
 REFUSED = {
     "calculate_sum_pi_squared": "the sum of squared probabilities is not computed",
     "freeze_vision_tower": "there are no vision models",
     "qat.enable": "there is no quantization-aware training",
     "router_replay.mode": "there is no replay of routing",
 }
+
+# The same for keys outside of the actor's section.
+_LORA = "there are no adapters: every weight is trained"
+REFUSED_OUTSIDE = {
+    "algorithm.rollout_correction.bypass_mode": "in its first step verl's trainer then replaces the actor's loss by one that "
+                                                "Stemma does not have",
+    "distillation.enabled": "there is no distillation loss",
+    "actor_rollout_ref.model.lora_rank": _LORA,
+    "actor_rollout_ref.model.lora_adapter_path": _LORA,
+    "actor_rollout_ref.model.lora.rank": _LORA,
+}
+_ADVICE = {
+    "algorithm.rollout_correction.bypass_mode": "; set it to False, by which the batch has old_log_probs and rollout_is_weights, "
+                                                "or make the loss by hand (docs/verl.md, \"Is it the same loss?\")",
+}
+_OFF = (None, False, 0, "disabled")
 _REFUSED_SECTIONS = ("qat", "router_replay")
 _SECTIONS = ("policy_loss", "optim", *_REFUSED_SECTIONS)
 
@@ -115,10 +132,11 @@ class ActorUpdate:
     def learning_rate(self, step) -> float:
         """The rate by verl's schedule: one for all optimizer steps of an update.
 
-        step        the RL step, from 0: verl's global_steps - 1
+        step        the actor's updates before this one: verl's global_steps - max(1, trainer.critic_warmup)
         """
         if step < 0:
-            raise ValueError(f"step is {step}: RL steps count from 0, verl's global_steps - 1")
+            raise ValueError(f"step is {step}: it is verl's global_steps - max(1, trainer.critic_warmup), and verl skips "
+                             "the actor's update where that is below 0")
         s = self.schedule
         step += 0 if s["zero_indexed_step"] or s["type"] == "constant" else 1
         if step < s["warmup_steps"]:
@@ -134,29 +152,59 @@ class ActorUpdate:
         """Keyword arguments of client.update_actor; `old` and `ref` follow what the groups carry. A step whose gradient is not
         finite is skipped, as verl does.
 
-        step        the RL step, from 0: verl's global_steps - 1
+        step        the actor's updates before this one: verl's global_steps - max(1, trainer.critic_warmup)
         """
         return {"loss": self.loss, "adam": dataclasses.replace(self.adam, learning_rate=self.learning_rate(step)),
                 "mini_batch": self.mini_batch, "epochs": self.epochs, "shuffle": self.shuffle, "seed": self.seed,
                 "on_nonfinite": "skip"}
 
 
-def loss_from_config(actor, temperature=1.0, response_length=None) -> ActorUpdate:
-    """An ActorUpdate of verl's actor configuration (an OmegaConf node, a dict, or its dataclass).
+def loss_from_config(config) -> ActorUpdate:
+    """An ActorUpdate of the configuration of verl's trainer (an OmegaConf node or a dict; its sections may be dataclasses). Read
+    are actor_rollout_ref.actor, of which a key that is not known is refused by its name, actor_rollout_ref.rollout.temperature,
+    data.max_response_length, and what would make the actor's update another one: algorithm.rollout_correction.bypass_mode,
+    distillation.enabled, LoRA of actor_rollout_ref.model.
 
-    actor           config.actor_rollout_ref.actor; a key that is not known is refused by its name
-    temperature     config.actor_rollout_ref.rollout.temperature
-    response_length     verl's padded response length; needed for seq-mean-token-sum-norm without loss_scale_factor
+    config      all of it, as verl's trainer has it in self.config
     """
+    actor = _needed(config, "actor_rollout_ref.actor")
+    _needed(config, "algorithm")
+    for name in REFUSED_OUTSIDE:
+        _refuse(name, _at(config, name), REFUSED_OUTSIDE[name])
     keys, dropped = _read_keys(_plain(actor))
     mode = keys.get("policy_loss.loss_mode") or "vanilla"
     if mode not in LOSS_MODES:
         raise ValueError(f"actor.policy_loss.loss_mode is {mode!r}: Stemma has {', '.join(LOSS_MODES)}")
-    loss = LossConfig(mode, _agg_mode(keys), float(temperature), **_clip(mode, keys), **_scale(keys, response_length),
+    temperature = _at(config, "actor_rollout_ref.rollout.temperature")
+    scale = _scale(keys, _at(config, "data.max_response_length"))
+    loss = LossConfig(mode, _agg_mode(keys), 1.0 if temperature is None else float(temperature), **_clip(mode, keys), **scale,
                       **_kl(keys), **_entropy(keys), old=None if mode == "gpg" else "auto")
     shuffle = bool(keys.get("shuffle", False))
     return ActorUpdate(loss, _adam(keys), keys.get("ppo_mini_batch_size"), keys.get("ppo_epochs", 1), shuffle,
                        keys.get("data_loader_seed") if shuffle else None, keys.get("rollout_n"), _schedule(keys), dropped)
+
+
+def _at(config, path):
+    """The value of "a.b.c", None where there is none. What OmegaConf calls missing is none."""
+    for key in path.split("."):
+        if dataclasses.is_dataclass(config):
+            config = getattr(config, key, None)
+        else:
+            config = config[key] if hasattr(config, "keys") and key in config else None
+    return config
+
+
+def _needed(config, path):
+    section = _at(config, path)
+    if section is None:
+        raise ValueError(f"the configuration has no {path}: pass the whole one of verl's trainer (its self.config), not a section "
+                         "of it, because the trainer changes the actor's update by keys of other sections")
+    return section
+
+
+def _refuse(name, value, why):
+    if value not in _OFF:
+        raise ValueError(f"{name} is {value!r}: {why}{_ADVICE.get(name, '')}")
 
 
 def _plain(config):
@@ -186,8 +234,7 @@ def _read_keys(config):
             _check_dropped(name, value)
             dropped[name] = DROPPED[name]
         elif name in REFUSED:
-            if value not in (None, False, "disabled"):
-                raise ValueError(f"actor.{name} is {value!r}: {REFUSED[name]}")
+            _refuse(f"actor.{name}", value, REFUSED[name])
             dropped[name] = "off"
         elif name.partition(".")[0] in _REFUSED_SECTIONS:
             dropped[name] = "of a section that is off"
@@ -198,9 +245,13 @@ def _read_keys(config):
 
 
 def _check_dropped(name, value):
-    if name == "policy_loss.rollout_correction" and isinstance(value, dict) and value.get("bypass_mode"):
-        raise ValueError(f"actor.{name}.bypass_mode is {value['bypass_mode']!r}: verl rejects and weighs tokens inside of that "
-                         "loss; Stemma takes rollout_is_weights that verl's trainer puts into the batch")
+    """Refuses what a section that has no meaning here holds, and what would change the training nevertheless."""
+    if name == "policy_loss.rollout_correction":
+        key = "algorithm.rollout_correction.bypass_mode"
+        _refuse(f"actor.{name}.bypass_mode", _at(value, "bypass_mode"), REFUSED_OUTSIDE[key] + _ADVICE[key])
+    for key, why in REFUSED.items():
+        if "." in key:
+            _refuse(f"actor.{name}.{key}", _at(value, key), why)
 
 
 def _flat(config):
@@ -234,8 +285,8 @@ def _scale(keys, response_length):
         return {}
     factor = keys.get("loss_scale_factor", response_length)
     if factor is None:
-        raise ValueError("actor.loss_scale_factor is null, which means the padded response length in verl: pass "
-                         "response_length=config.data.max_response_length")
+        raise ValueError("actor.loss_scale_factor is null, which means the padded response length in verl: set it, or "
+                         "data.max_response_length of the configuration")
     return {"loss_scale_factor": float(factor)}
 
 
@@ -269,6 +320,9 @@ def _adam(keys):
     if override:
         raise ValueError(f"actor.optim.override_optimizer_config has {', '.join(override)}: Stemma reads eps, betas, weight_decay")
     norm = float(keys.get("optim.grad_clip", keys.get("optim.clip_grad", 1.0)))
+    if not norm > 0:
+        raise ValueError(f"actor.optim.clip_grad is {norm}: verl scales the gradient to that norm; set one above 0 (a large one, such "
+                         "as 1e9, clips nothing)")
     return AdamW(float(keys.get("optim.lr", 1e-3)), float(beta1), float(beta2), eps, decay, "ALL" if decay else None, norm)
 
 

@@ -1,10 +1,11 @@
 """verl's actor update on a Stemma server: its configuration, its batches, its metrics. docs/verl.md has the tables.
 
-    update = stemma.verl.loss_from_config(config.actor_rollout_ref.actor, temperature=config.actor_rollout_ref.rollout.temperature)
-    result = client.update_actor(stemma.verl.groups_from_dataproto(batch, update), **update.arguments(global_steps - 1))
+    update = stemma.verl.loss_from_config(config)
+    step = global_steps - max(1, config.trainer.critic_warmup)
+    result = client.update_actor(stemma.verl.groups_from_dataproto(batch, update), **update.arguments(step))
     metrics = stemma.verl.metrics(result)
 
-Written against verl 0.9. Needs neither verl nor torch to be imported: a configuration is a mapping or a dataclass, a batch is
+Written against verl 0.9 with trainer.use_v1=False. Needs neither verl nor torch to be imported: a configuration is a mapping or a dataclass, a batch is
 anything with `batch` and `non_tensor_batch` whose arrays numpy reads.
 """
 
@@ -13,11 +14,11 @@ import math
 import numbers
 from typing import Dict, List, Tuple
 
-from ._verl_config import DROPPED, REFUSED, TAKEN, ActorUpdate, loss_from_config
+from ._verl_config import DROPPED, REFUSED, REFUSED_OUTSIDE, TAKEN, ActorUpdate, loss_from_config
 from .groups import Group, Rollout
 
-__all__ = ["ActorUpdate", "DROPPED", "REFUSED", "TAKEN", "groups_for_log_probs", "groups_from_dataproto", "log_probs",
-           "loss_from_config", "metrics", "padded_log_probs"]
+__all__ = ["ActorUpdate", "DROPPED", "REFUSED", "REFUSED_OUTSIDE", "TAKEN", "groups_for_log_probs", "groups_from_dataproto",
+           "log_probs", "loss_from_config", "metrics", "padded_log_probs"]
 
 
 def groups_from_dataproto(data, update, dp_size=1) -> List[Group]:
@@ -74,8 +75,8 @@ def padded_log_probs(log_probs, data):
 
 
 def metrics(result, peak_tflops=None, devices=None) -> Dict[str, float]:
-    """The result's metrics under verl's names (they have them already), for verl's logger. actor/entropy is there only where
-    the update asked for it (entropy_coeff or calculate_entropy): verl's trainer has one of its own, of all tokens.
+    """The result's metrics under verl's names (they have them already), for verl's logger, without actor/entropy: verl's trainer
+    has one of its own, which is aggregated as loss_agg_mode says, and verl's update has actor/entropy_loss alone.
 
     result      an UpdateResult
     peak_tflops     what the data sheet of one device promises, in 10^12 FLOP/s: gives perf/mfu/actor, which counts, as
@@ -86,8 +87,7 @@ def metrics(result, peak_tflops=None, devices=None) -> Dict[str, float]:
     if peak_tflops is not None:
         _check_peak(peak_tflops)
     out = dict(result.metrics)
-    if "actor/entropy_loss" not in out:
-        out.pop("actor/entropy", None)
+    out.pop("actor/entropy", None)
     seconds = out.get("perf/actor/time_per_step")
     if peak_tflops is not None and seconds:
         out["perf/mfu/actor"] = out["perf/actor/flops_dense"] / seconds / (peak_tflops * 1e12 * _devices(devices, out))
@@ -134,25 +134,32 @@ def _groups(rows):
 def _padded(log_probs, data, field):
     import numpy
 
-    out = numpy.zeros(_array(data.batch["responses"]).shape, dtype=numpy.float32)
+    out = numpy.zeros(_array(_batch(data)["responses"]).shape, dtype=numpy.float32)
     for rollout_id, rollout in log_probs.items():
         values = getattr(rollout, field)
         out[int(rollout_id), :len(values)] = values
     return out
 
 
+def _batch(data):
+    if not hasattr(data, "batch"):
+        raise TypeError(f"data is a {type(data).__name__}, which has no batch: pass a padded DataProto, as verl's trainer has it with "
+                        "trainer.use_v1=False")
+    return data.batch
+
+
 def _check_temperature(data, update):
     temperature = (getattr(data, "meta_info", None) or {}).get("temperature", update.loss.temperature)
     if temperature != update.loss.temperature:
         raise ValueError(f"the batch was sampled at temperature {temperature}, the update has {update.loss.temperature}: "
-                         "pass temperature= to loss_from_config")
+                         "make them the same by actor_rollout_ref.rollout.temperature")
 
 
 class _Rows:
     """The rows of a padded batch, padding stripped: tokens alone."""
 
     def __init__(self, data):
-        batch, others = data.batch, data.non_tensor_batch
+        batch, others = _batch(data), data.non_tensor_batch
         for name in ("prompts", "responses", "attention_mask"):
             if name not in batch.keys():
                 raise ValueError(f"the batch lacks {name}: pass it as verl's trainer passes it to its actor")
@@ -184,7 +191,7 @@ class _TrainedRows(_Rows):
     """Rows with what the loss reads of them."""
 
     def __init__(self, data, update):
-        batch = data.batch
+        batch = _batch(data)
         if "advantages" not in batch.keys():
             raise ValueError("the batch lacks advantages: pass it as verl's trainer passes it to update_actor (for log-probs, which "
                              "come before them: stemma.verl.log_probs)")

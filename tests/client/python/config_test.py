@@ -134,13 +134,18 @@ def test_a_number_out_of_range_is_told_the_range(header, says):
         config.fill_message(_proto.UpdateHeader(), header)
 
 
+def of_verl(actor, **sections):
+    return verl.loss_from_config({"actor_rollout_ref": {"actor": actor}, "algorithm": {}, **sections})
+
+
 def test_verls_steps_count_from_0():
-    with pytest.raises(ValueError, match="^step is -1: RL steps count from 0, verl's global_steps - 1$"):
-        verl.loss_from_config({"optim": {"lr": 1.0, "lr_warmup_steps": 4}}).arguments(step=-1)
+    says = r"^step is -1: it is verl's global_steps - max\(1, trainer.critic_warmup\), and verl skips the actor's update where"
+    with pytest.raises(ValueError, match=says):
+        of_verl({"optim": {"lr": 1.0, "lr_warmup_steps": 4}}).arguments(step=-1)
 
 
 def test_an_update_is_called_with_what_verls_configuration_says():
-    update = verl.loss_from_config({
+    update = of_verl({
         "shuffle": True, "data_loader_seed": 7, "ppo_mini_batch_size": 4, "ppo_epochs": 2, "router_replay": {"mode": "disabled"},
         "qat": {"enable": False, "mode": "w4a16"}, "optim": {"lr": 0.5, "lr_warmup_steps": 4}})
     assert update.arguments(step=2) == {

@@ -163,6 +163,7 @@ def test_an_export_opens_in_transformers(client):
     path, model = client.export("first"), client.model()
     assert transformers.AutoModelForCausalLM.from_pretrained(path).config.vocab_size == VOCAB
     assert (path.step, path.weight_version, path.lineage) == (model["step"], model["weight_version"], model["lineage"])
+    assert path.bytes == sum(file.stat().st_size for file in pathlib.Path(path).glob("*.safetensors"))
     assert client.export("second", dtype="float64") != path and client.export("third", dtype="fp64").bytes > path.bytes
 
 
