@@ -232,8 +232,10 @@ def test_the_newest_are_kept_and_a_pinned_one_stays(model, tmp_path):
         assert not (checkpoints_of(tmp_path) / "step-00000004").exists()
 
 
-def test_checkpoints_that_are_gone_give_up_no_step_before_somebody_has_looked(model, undisturbed, tmp_path):
-    """As when their disk is unmounted: kept requests reach back to the last checkpoint but one, and no further."""
+@pytest.mark.parametrize("unmounted, why", [(True, "another folder than the one that was opened"), (False, "no checkpoint of lineage")])
+def test_checkpoints_that_are_gone_give_up_no_step_before_somebody_has_looked(model, undisturbed, tmp_path, unmounted, why):
+    """As when their disk is unmounted, or somebody took them: kept requests reach back to the last checkpoint but one, and no
+    further."""
     with DurableRun(model, tmp_path) as run, run.client() as client:
         for number in range(HALF):
             send(client, number)
@@ -241,14 +243,17 @@ def test_checkpoints_that_are_gone_give_up_no_step_before_somebody_has_looked(mo
         for number in range(HALF, REQUESTS):
             send(client, number)
         step, folder = client.model()["step"], checkpoints_of(tmp_path)
-        folder.rename(tmp_path / "elsewhere")
-        folder.mkdir()
+        elsewhere = tmp_path / "elsewhere"
+        folder.rename(elsewhere) if unmounted else elsewhere.mkdir()
+        for checkpoint in () if unmounted else list(folder.iterdir()):
+            checkpoint.rename(elsewhere / checkpoint.name)
+        folder.mkdir(exist_ok=True)
         os.kill(next(pid for pid, name in run.children().items() if name == "stemma-worker"), signal.SIGKILL)
         wait_for(lambda: client.model()["state"] == "UNUSABLE", "the checkpoints to be missed")
-        assert client.model()["step"] == step and "no checkpoint of lineage" in client.model()["state_reason"]
+        assert client.model()["step"] == step and why in client.model()["state_reason"]
         run.kill()
     folder.rmdir()
-    (tmp_path / "elsewhere").rename(folder)
+    elsewhere.rename(folder)
     with DurableRun(model, tmp_path) as run, run.client() as client:
         assert client.model()["step"] == step
         assert weights_after(run, "end") == undisturbed(1)
