@@ -42,10 +42,14 @@ constexpr absl::Duration kLookEvery = absl::Seconds(2);  // whether an address o
 // gRPC's own lines are for who debugs gRPC.
 void LogOfGrpc(gpr_log_func_args* args) { VLOG(1) << "gRPC: " << args->message; }
 
+// WaitForConnected would begin its span anew at each try to connect, and each failure.
 bool ConnectedWithin(grpc::Channel& channel, int milliseconds) {
-  // A point in time: a span would begin anew with each try to connect.
-  return channel.WaitForConnected(
-      gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(milliseconds, GPR_TIMESPAN)));
+  const double end_s = RealClock().MonotonicSeconds() + milliseconds / 1e3;
+  for (auto state = channel.GetState(true); state != GRPC_CHANNEL_READY; state = channel.GetState(true)) {
+    const auto left_ms = static_cast<int64_t>((end_s - RealClock().MonotonicSeconds()) * 1e3);
+    if (left_ms <= 0 || !channel.WaitForStateChange(state, gpr_time_from_millis(left_ms, GPR_TIMESPAN))) return false;
+  }
+  return true;
 }
 
 void WaitForServer(grpc::Channel& channel, const std::string& server) {

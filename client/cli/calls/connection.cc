@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/address.h"
+#include "common/base/clock.h"
 #include "common/base/connection_pings.h"
 #include "common/base/message_sizes.h"
 #include "grpc/support/time.h"
@@ -13,8 +14,18 @@ namespace {
 
 constexpr int kRedialMsMax = 1'000;
 
-// A span is a deadline relative to now: the CLI reads no clock for it.
+// A span is a deadline relative to now.
 gpr_timespec FromNow(double seconds) { return gpr_time_from_millis(static_cast<int64_t>(seconds * 1e3), GPR_TIMESPAN); }
+
+// WaitForConnected would begin its span anew at each try to connect, and each failure.
+bool ConnectedWithin(grpc::Channel& channel, double seconds) {
+  const double end_s = RealClock().MonotonicSeconds() + seconds;
+  for (auto state = channel.GetState(true); state != GRPC_CHANNEL_READY; state = channel.GetState(true)) {
+    const double left_s = end_s - RealClock().MonotonicSeconds();
+    if (left_s <= 0 || !channel.WaitForStateChange(state, FromNow(left_s))) return false;
+  }
+  return true;
+}
 
 // Ends what is said of a server beyond this machine: gRPC reads the variables by itself.
 constexpr char kProxyHint[] =
@@ -44,9 +55,7 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionOpt
   // No proxy reaches a server of this machine.
   if (address->loopback) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   auto channel = grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
-  // A point in time: a span would begin anew with each try to connect.
-  const gpr_timespec deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), FromNow(options.connect_timeout_s));
-  if (!channel->WaitForConnected(deadline)) {
+  if (!ConnectedWithin(*channel, options.connect_timeout_s)) {
     return ConnectError(absl::StrCat("no connection to ", options.address, " within ", options.connect_timeout_s,
                                      " s; is `stemma local` running there?", address->loopback ? "" : kProxyHint));
   }

@@ -147,7 +147,7 @@ class Future:
         return self._status.failure.reason == "DRAINING" and self._client._retries > 0
 
     def _may_wait_for_workers(self):
-        return self.status["state"] == "ACCEPTED" and not self._waits_for_next_server()
+        return self.status["state"] == "ACCEPTED"
 
     def _poll(self, wait_ms, deadline=None, stub=None):
         """Asks once for the status; yields as Client._steps. A server that stops answers that at once, and then goes:

@@ -35,7 +35,7 @@ TEST(RecordsTest, ACellCommandsNoTerminal) {
   writer.Write({{"id", "\x1b[31mU\nX"}, {"loss", nullptr}, {"n", 3}});
   EXPECT_EQ(table.str(),
             "id          loss    n\n"
-            "\\x1b[31mU\\nX          -    3\n");
+            "\\x1b[31mU\\nX           -    3\n");
   WriteFields({}, {{"id", "\x1b]0;p\x07"}}, fields);
   EXPECT_EQ(fields.str(), "id  \\x1b]0;p\\x07\n");
 }
