@@ -37,7 +37,8 @@
 //   > save CALL [NAME] [state=TEXT] [pinned] [lineage=L]   > load CALL [NAME] [lineage=L]   > checkpoints CALL
 //   > verify CALL NAME   > pin CALL NAME   > unpin CALL NAME   > delete CALL NAME
 //   > staged JOB [fail] [session=S]           > saved JOB [weights=DIGEST] [fail] [session=S]
-//   > log_prob CALL    > export CALL NAME [dtype=D] [absent] > get CALL ID [wait=MS]    > cancel CALL ID    > results CALL ID
+//   > log_prob CALL    > export CALL NAME [dtype=D] [absent]     (no export has the name)
+//   > get CALL ID [wait=MS]    > cancel CALL ID    > results CALL ID
 //   > list CALL        > model CALL           > info CALL            > gone CALL        > drain
 //   > hold                                    (from now on plans are made by `planned` only, else at once)
 //   > planned PLAN [fail]
