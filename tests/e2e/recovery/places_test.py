@@ -323,6 +323,17 @@ def test_an_export_that_was_whole_when_its_worker_died_is_the_answer(runs, ranks
         assert weights_digest(pathlib.Path(exported)) == run._undisturbed.weights()
 
 
+def test_an_export_that_was_there_before_is_not_the_answer_of_one_whose_worker_died(runs):
+    run = runs.get(1)
+    with run.ends_in_time():
+        there = pathlib.Path(run.client.export(f"first-{time.monotonic_ns()}")).with_name(f"there-{time.monotonic_ns()}")
+        there.mkdir()
+        run.failpoints.arm("export.before_answer", 0, "kill")
+        with pytest.raises(stemma.StemmaError, match="EXPORT_EXISTS"):
+            run.client.export(there.name)
+        assert not run.failpoints.is_armed("export.before_answer", 0)
+
+
 def test_the_checks_see_a_step_that_is_made_twice_and_one_that_is_lost(model, tmp_path):
     undisturbed = Undisturbed(model, tmp_path / "undisturbed", 1)
     (tmp_path / "disturbed").mkdir()
