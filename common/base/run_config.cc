@@ -323,6 +323,10 @@ void Validate(ParsedRunConfig& parsed) {
   if (config.prefix_policy() == v1::S5 && config.offload() == v1::OFFLOAD_ON) {
     report("offload", "on contradicts prefix_policy s5, which keeps no tape that could be moved");
   }
+  if (config.checkpoints().manual() && config.checkpoints().every_steps() > 0) {
+    report("checkpoints.manual", absl::StrCat("true contradicts checkpoints.every_steps ",
+                                              config.checkpoints().every_steps(), ": give one of the two"));
+  }
   if (config.limits().request_bytes_in_flight() < config.limits().message_bytes()) {
     report("limits.request_bytes_in_flight", "is below limits.message_bytes: no request of one message would fit");
   }

@@ -109,11 +109,13 @@ Distribution DistributionOf(TensorKind kind, const ModelInitOptions& options) {
   return {0, kind == TensorKind::kBias ? options.bias_std : options.weight_std};
 }
 
-absl::Status WriteTensor(const TensorEntry& tensor, const Distribution& distribution, uint64_t seed, FileWriter& file) {
-  RandomValues random(seed, tensor.name);
+absl::Status WriteTensor(const TensorEntry& tensor, const Distribution& distribution, const ModelInitOptions& options,
+                         FileWriter& file) {
+  RandomValues random(options.seed, tensor.name);
   int64_t remaining = static_cast<int64_t>(tensor.end - tensor.begin) / safetensors::DtypeBytes(tensor.dtype);
   std::string bytes;
   while (remaining > 0) {
+    if (options.stopped && options.stopped()) return absl::CancelledError("stopped before the model was whole");
     bytes.clear();
     for (size_t i = 0; i < kWriteElements && remaining > 0; ++i, --remaining) {
       const double noise = random.NextNormal() * distribution.std;
@@ -162,7 +164,7 @@ absl::Status WriteShard(Shard& shard, const ModelInitOptions& options, const std
   const std::string header = safetensors::MakeHeader(shard.tensors, {{"format", "pt"}});
   RETURN_IF_ERROR(file.Write(header.data(), header.size()));
   for (size_t i = 0; i < shard.tensors.size(); ++i) {
-    RETURN_IF_ERROR(WriteTensor(shard.tensors[i], DistributionOf(shard.kinds[i], options), options.seed, file));
+    RETURN_IF_ERROR(WriteTensor(shard.tensors[i], DistributionOf(shard.kinds[i], options), options, file));
   }
   return file.Close();
 }

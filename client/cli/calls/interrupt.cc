@@ -14,7 +14,7 @@ volatile sig_atomic_t interrupts = 0;
 
 // Async-signal-safe.
 void HandleInterrupt(int) {
-  constexpr std::string_view kMessage = "\nstopping after the request that runs; once more leaves at once\n";
+  constexpr std::string_view kMessage = "\nstopping where nothing is left half done; once more leaves at once\n";
   if (interrupts > 0) _exit(static_cast<int>(ExitCode::kPartial));
   interrupts = 1;
   if (write(STDERR_FILENO, kMessage.data(), kMessage.size()) < 0) return;

@@ -6,6 +6,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/calls/interrupt.h"
 #include "client/cli/calls/shared_options.h"
 #include "client/cli/commands/command.h"
 #include "client/cli/commands/fit.h"
@@ -55,7 +56,10 @@ void Complete(InitOptions& options) {
 
 absl::Status RunInit(InitOptions options) {
   Complete(options);
+  CatchInterrupts();
+  options.init.stopped = &Interrupted;
   const absl::Status status = WriteRandomModel(options.config, options.init, options.path);
+  if (absl::IsCancelled(status)) return PartialError(absl::StrCat("interrupted: ", options.path, " is not kept"));
   if (!status.ok()) return UsageError(std::string(status.message()));
   std::cout << options.path << std::endl;
   std::cerr << options.config.num_parameters() << " parameters" << std::endl;

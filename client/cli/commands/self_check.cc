@@ -127,10 +127,10 @@ absl::StatusOr<v1::StepResult> Step(Connection& connection, v1::Schedule schedul
   ASSIGN_OR_RETURN(v1::UpdateHeader header, SyntheticHeader(options));
   header.mutable_request()->set_request_id(absl::StrCat("doctor/", v1::Schedule_Name(schedule), "/", learning_rate));
   header.mutable_request()->set_schedule(schedule);
+  ASSIGN_OR_RETURN(const auto groups, SyntheticGroups(options, header, 0));
   grpc::ClientContext context;
   SetTimeout(context, kStepTimeoutS);
-  ASSIGN_OR_RETURN(const auto status,
-                   UpdateActor(connection.stub(), context, header, SyntheticGroups(options, header, 0)));
+  ASSIGN_OR_RETURN(const auto status, UpdateActor(connection.stub(), context, header, groups));
   RETURN_IF_ERROR(OutcomeStatus(status));
   if (status.result().steps_size() != 1) return absl::InternalError("the request did not make one step");
   return status.result().steps(0);

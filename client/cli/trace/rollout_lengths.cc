@@ -22,6 +22,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kLengthMax = (int64_t{1} << 31) - 1;
+constexpr size_t kLineBytesMax = size_t{64} << 20;  // parsed, a line takes many times its bytes
 
 class RolloutFile {
  public:
@@ -31,8 +32,9 @@ class RolloutFile {
     RETURN_IF_ERROR(ResolvePath(path_).status());
     ASSIGN_OR_RETURN(std::ifstream stream, Open());
     std::string text;
-    while (std::getline(stream, text)) {
-      ++line_;
+    while (true) {
+      ASSIGN_OR_RETURN(const bool found, NextLine(stream, text));
+      if (!found) break;
       if (text.find_first_not_of(" \t\r") == std::string::npos) continue;
       ASSIGN_OR_RETURN(const json line, ParseLine(text));
       if (groups_.empty() && line.contains("schema")) return ReadTrace();
@@ -59,6 +61,20 @@ class RolloutFile {
       return absl::InvalidArgumentError(absl::StrCat(path_, ": not a regular file"));
     }
     return stream;
+  }
+
+  // Reads the next line, without its end, to `text`; false: there is none. A device may have no end of a line.
+  absl::StatusOr<bool> NextLine(std::ifstream& stream, std::string& text) {
+    constexpr int kEnd = std::ifstream::traits_type::eof();
+    text.clear();
+    ++line_;
+    int next = stream.get();
+    const bool found = next != kEnd;
+    for (; next != kEnd && next != '\n'; next = stream.get()) {
+      if (text.size() == kLineBytesMax) return Error(absl::StrCat("is longer than ", kLineBytesMax, " bytes"));
+      text.push_back(static_cast<char>(next));
+    }
+    return found;
   }
 
   absl::Status Error(const std::string& message) const {

@@ -51,6 +51,20 @@ void SetAdamFields(double learning_rate, v1::AdamParams& adam) {
   adam.set_max_grad_norm(1.0);
 }
 
+// Counts the tokens of a request before any of them is made.
+class TokenBudget {
+ public:
+  absl::Status Take(int64_t tokens) {
+    left_ -= tokens;
+    if (left_ >= 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("a request has more than ", kSyntheticTokensMax,
+                                                   " tokens: ask for fewer groups, fewer rollouts or shorter lengths"));
+  }
+
+ private:
+  int64_t left_ = kSyntheticTokensMax;
+};
+
 void SetMask(double probability, int64_t size, RandomValues& random, v1::Rollout& rollout) {
   if (probability <= 0) return;
   std::vector<bool> mask;
@@ -74,20 +88,24 @@ absl::StatusOr<v1::UpdateHeader> SyntheticHeader(const SyntheticTraceOptions& op
   return header;
 }
 
-std::vector<v1::PromptGroup> SyntheticGroups(const SyntheticTraceOptions& options, const v1::UpdateHeader& header,
-                                             int64_t step) {
+absl::StatusOr<std::vector<v1::PromptGroup>> SyntheticGroups(const SyntheticTraceOptions& options,
+                                                             const v1::UpdateHeader& header, int64_t step) {
   const auto mode = ParseLossMode(header.loss().loss_mode());
   const LossModeRequirements needs = mode.ok() ? RequirementsOf(*mode) : LossModeRequirements();
+  TokenBudget budget;
   std::vector<v1::PromptGroup> groups;
   for (int64_t g = 0; g < options.groups; ++g) {
     v1::PromptGroup& group = groups.emplace_back();
     group.set_uid(absl::StrCat("s", step, "g", g));
     RandomValues random(options.seed, group.uid());  // of its own: the same group whatever was made before it
-    group.set_prompt_tokens(RandomTokens(options.prompt_tokens.Sample(random), options.vocab_size, random));
+    const int64_t prompt_length = options.prompt_tokens.Sample(random);
+    RETURN_IF_ERROR(budget.Take(prompt_length));
+    group.set_prompt_tokens(RandomTokens(prompt_length, options.vocab_size, random));
     const int64_t num_rollouts = options.rollouts.Sample(random);
     for (int64_t n = 0; n < num_rollouts; ++n) {
       v1::Rollout& rollout = *group.add_rollouts();
       const int64_t length = options.response_tokens.Sample(random);
+      RETURN_IF_ERROR(budget.Take(length));
       rollout.set_rollout_id(absl::StrCat(group.uid(), "/", n));
       rollout.set_response_tokens(RandomTokens(length, options.vocab_size, random));
       SetMask(options.mask_probability, length, random, rollout);

@@ -33,9 +33,13 @@ struct SyntheticTraceOptions {
 // Header of every request. Errors: InvalidArgument - a name or a number that no server takes.
 absl::StatusOr<v1::UpdateHeader> SyntheticHeader(const SyntheticTraceOptions& options);
 
-// `step` from 0. Old and ref log-probs, where the loss needs them, are noise around -log(vocab).
-std::vector<v1::PromptGroup> SyntheticGroups(const SyntheticTraceOptions& options, const v1::UpdateHeader& header,
-                                             int64_t step);
+// The most tokens of one request: a line of a trace holds 2^30 bytes, and a token with its log-probs takes some 16.
+inline constexpr int64_t kSyntheticTokensMax = int64_t{1} << 26;
+
+// `step` from 0. Old and ref log-probs, where the loss needs them, are noise around -log(vocab). Errors:
+// InvalidArgument - more than kSyntheticTokensMax tokens, before they take memory.
+absl::StatusOr<std::vector<v1::PromptGroup>> SyntheticGroups(const SyntheticTraceOptions& options,
+                                                             const v1::UpdateHeader& header, int64_t step);
 
 // Puts old and ref log-probs around `log_probs` [R] of the server's model instead.
 void SetLogProbs(const SyntheticTraceOptions& options, const v1::UpdateHeader& header,

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "client/cli/calls/interrupt.h"
 #include "client/cli/calls/log_probs.h"
 #include "client/cli/output/progress.h"
 #include "common/base/status_macros.h"
@@ -58,13 +59,17 @@ absl::Status MakeTrace(TraceMakeOptions options) {
   }
   if (synthetic.vocab_size == 0) return UsageError("--vocab is missing (or --server, whose model has one)");
   const TraceArrays arrays = options.base64 ? TraceArrays::kBase64 : TraceArrays::kNumbers;
+  CatchInterrupts();  // before there is a file to remove
   absl::StatusOr<TraceWriter> created = TraceWriter::Create(options.path, arrays);
   if (!created.ok()) return UsageError(std::string(created.status().message()));
   TraceWriter writer = *std::move(created);
   Progress progress(synthetic.steps, options.progress);
   for (int64_t step = 0; step < synthetic.steps; ++step) {
+    if (Interrupted()) return PartialError(absl::StrCat("interrupted: ", options.path, " is not kept"));
     progress.Show(step, "requests");
-    TraceRequest request = {.header = *header, .groups = SyntheticGroups(synthetic, *header, step)};
+    auto groups = SyntheticGroups(synthetic, *header, step);
+    if (!groups.ok()) return UsageError(std::string(groups.status().message()));
+    TraceRequest request = {.header = *header, .groups = *std::move(groups)};
     const bool has_log_probs = header->has_old() || header->has_ref();
     if (connection && has_log_probs) RETURN_IF_ERROR(UseModelLogProbs(*connection, synthetic, step, request));
     RETURN_IF_ERROR(writer.Write(request));

@@ -7,12 +7,13 @@ import os
 import pathlib
 import pty
 import re
+import signal
 import subprocess
 import tempfile
 import time
 import unittest
 
-from cli_testing import BIN, GOLDEN, has_escape, run
+from cli_testing import BIN, DEADLINE_S, GOLDEN, has_escape, run, wait_for
 
 
 def commands(path=()):
@@ -96,6 +97,24 @@ class CliBinaryTest(unittest.TestCase):
             self.assertIn(result.returncode, (1, 2), f"{arguments}: {result.stderr}")
             self.assertIn("File too large", result.stderr)
             self.assertEqual(sorted(self.directory.iterdir()), before)
+
+    def test_an_interrupt_leaves_no_half_of_a_file(self):
+        for arguments in (["trace", "make", "half.jsonl", "--vocab", 64, "--groups", 64, "--steps", 1_000_000],
+                          ["model", "init", "half", "--hidden", 1024, "--layers", 1000]):
+            target = self.directory / arguments[2]
+            process = subprocess.Popen([BIN / "stemma", *map(str, arguments)], cwd=self.directory, text=True,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            wait_for(target.exists, f"{target} is there")
+            process.send_signal(signal.SIGINT)
+            message = process.communicate(timeout=DEADLINE_S)[1]
+            self.assertEqual(process.returncode, 5, message)
+            self.assertIn(f"interrupted: {arguments[2]} is not kept", message)
+            self.assertFalse(target.exists())
+
+    def test_a_line_without_an_end_is_not_read_into_memory(self):
+        result = run("--as=1000000000", BIN / "stemma", "bound", "/dev/zero", binary="prlimit")
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("/dev/zero:1: is longer than 67108864 bytes", result.stderr)
 
     def test_a_replay_overwrites_nothing_that_it_reads_or_writes_otherwise(self):
         self.make("read.jsonl", "--seed", 5)

@@ -23,6 +23,7 @@ TEST(JsonTest, DepthAndCountAreLimited) {
 
 TEST(JsonTest, WhatPythonWritesForNonFiniteNumbersIsRefusedWithItsPlace) {
   EXPECT_THAT(ParseJson("[1, NaN]"), Invalid("not JSON at byte 5"));
+  EXPECT_THAT(ParseJson("[1e999]"), Invalid("not JSON at byte 6: number overflow parsing '1e999'"));
   EXPECT_THAT(ParseJson("[Infinity]"), Invalid("not JSON"));
   EXPECT_THAT(ParseJson("[1e400]"), Invalid("not JSON"));
 }

@@ -82,10 +82,13 @@ TEST(RunConfigTest, ReadsWhenTheStateIsSaved) {
   config.set_durability(v1::REWIND);
   FillDefaults(config);
   EXPECT_EQ(config.checkpoints().every_steps(), 0u) << "nothing else is kept either";
-  config = ParseRunConfig("model: m\ncheckpoints:\n  every_steps: 7\n  keep: 5\n  manual: true\n").config;
+  config = ParseRunConfig("model: m\ncheckpoints:\n  every_steps: 7\n  keep: 5\n").config;
   EXPECT_EQ(config.checkpoints().every_steps(), 7u);
   EXPECT_EQ(config.checkpoints().keep(), 5u);
-  EXPECT_TRUE(config.checkpoints().manual());
+  EXPECT_TRUE(ParseRunConfig("model: m\ncheckpoints:\n  manual: true\n").config.checkpoints().manual());
+  EXPECT_THAT(Check("model: m\ncheckpoints: {every_steps: 0, manual: true}\n"), IsOk());
+  EXPECT_THAT(Check("model: m\ncheckpoints:\n  every_steps: 7\n  manual: true\n"),
+              Invalid("line 4: checkpoints.manual: true contradicts checkpoints.every_steps 7"));
   EXPECT_THAT(Check("model: m\ncheckpoints:\n  keep: 1\n"), Invalid("1 is not from 2 to"));
 }
 

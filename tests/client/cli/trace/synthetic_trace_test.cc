@@ -34,11 +34,15 @@ SyntheticTraceOptions Options() {
   return options;
 }
 
+std::vector<v1::PromptGroup> Groups(const SyntheticTraceOptions& options, int64_t step) {
+  auto groups = SyntheticGroups(options, *SyntheticHeader(options), step);
+  EXPECT_TRUE(groups.ok()) << groups.status();
+  return *std::move(groups);
+}
+
 std::string Bytes(const SyntheticTraceOptions& options, int64_t step) {
-  const auto header = SyntheticHeader(options);
-  EXPECT_TRUE(header.ok()) << header.status();
   std::string bytes;
-  for (const auto& group : SyntheticGroups(options, *header, step)) bytes += group.SerializeAsString();
+  for (const auto& group : Groups(options, step)) bytes += group.SerializeAsString();
   return bytes;
 }
 
@@ -50,11 +54,23 @@ TEST(SyntheticTraceTest, TheSeedDecidesEverything) {
   EXPECT_NE(Bytes(Options(), 5), Bytes(other, 5));
 }
 
+TEST(SyntheticTraceTest, ARequestThatNoLineHoldsIsRefusedBeforeItTakesMemory) {
+  SyntheticTraceOptions options = Options();
+  options.groups = 1 << 30;
+  options.prompt_tokens = Lengths("fixed:2147483647");
+  const absl::Status prompt = SyntheticGroups(options, *SyntheticHeader(options), 0).status();
+  EXPECT_EQ(prompt.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(prompt.message(), HasSubstr("more than 67108864 tokens"));
+  options.prompt_tokens = Lengths("fixed:1");
+  options.response_tokens = Lengths("fixed:2147483647");
+  EXPECT_EQ(SyntheticGroups(options, *SyntheticHeader(options), 0).status(), prompt);
+}
+
 TEST(SyntheticTraceTest, SoManyTokensAreMasked) {
   SyntheticTraceOptions options = Options();
   options.groups = 200;
   int64_t masked = 0, tokens = 0;
-  for (const v1::PromptGroup& group : SyntheticGroups(options, *SyntheticHeader(options), 0)) {
+  for (const v1::PromptGroup& group : Groups(options, 0)) {
     for (const v1::Rollout& rollout : group.rollouts()) {
       const MaskView mask(rollout.response_mask(), TokenArray(rollout.response_tokens()).size());
       tokens += mask.size();
@@ -73,7 +89,7 @@ TEST(SyntheticTraceTest, EveryLossModeMakesARequestWithoutProblems) {
     auto header = SyntheticHeader(options);
     ASSERT_TRUE(header.ok()) << header.status();
     header->mutable_request()->set_request_id("r");
-    const TraceRequest request = {.header = *header, .groups = SyntheticGroups(options, *header, 0)};
+    const TraceRequest request = {.header = *header, .groups = Groups(options, 0)};
     const TraceProblems problems = CheckRequest(request, DefaultTraceRules());
     EXPECT_EQ(problems.count, 0u) << mode << ": " << (problems.texts.empty() ? "" : problems.texts[0]);
   }
@@ -87,7 +103,7 @@ TEST(SyntheticTraceTest, AnUnknownModeIsRefused) {
 
 TEST(SyntheticTraceTest, TokensStayBelowTheVocabularyAndLengthsInTheirRange) {
   const SyntheticTraceOptions options = Options();
-  for (const auto& group : SyntheticGroups(options, *SyntheticHeader(options), 0)) {
+  for (const auto& group : Groups(options, 0)) {
     const TokenArray prompt(group.prompt_tokens());
     EXPECT_GE(prompt.size(), 5);
     EXPECT_LE(prompt.size(), 9);
@@ -143,7 +159,7 @@ TEST(TraceStatTest, TheBoundIsTheDesignsFormulaForEqualLengths) {
   options.prompt_tokens = Lengths("fixed:65");  // 64 prefix rows
   options.response_tokens = Lengths("fixed:16");
   TraceStat stat;
-  ASSERT_TRUE(stat.Add(SyntheticGroups(options, *SyntheticHeader(options), 0)).ok());
+  ASSERT_TRUE(stat.Add(Groups(options, 0)).ok());
   const Record record = stat.ToRecord();
   EXPECT_EQ(record["tokens_dense"].get<int64_t>(), 3 * 4 * (64 + 16));
   EXPECT_EQ(record["tokens_reuse"].get<int64_t>(), 3 * (64 + 4 * 16));

@@ -31,7 +31,7 @@ TraceRequest Synthetic(const std::string& mode, const std::string& agg_mode, dou
   options.response_tokens = *LengthDistribution::Parse("uniform:1:7");
   options.rollouts = *LengthDistribution::Parse("fixed:3");
   const v1::UpdateHeader header = *SyntheticHeader(options);
-  TraceRequest request = {.header = header, .groups = SyntheticGroups(options, header, 0)};
+  TraceRequest request = {.header = header, .groups = SyntheticGroups(options, header, 0).value()};
   request.header.mutable_request()->set_request_id("trace/1");
   return request;
 }
