@@ -34,6 +34,12 @@ absl::StatusOr<TemporaryFolder> TemporaryFolder::Create(const std::string& targe
   return folder;
 }
 
+absl::StatusOr<TemporaryFolder> TemporaryFolder::Take(const std::string& path, const std::string& target) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) return TemporaryFolder(target, path);
+  return absl::NotFoundError(absl::StrCat(path, ": the folder that was made for ", target, " is not there"));
+}
+
 TemporaryFolder::TemporaryFolder(std::string target, std::string path)
     : target_(std::move(target)), path_(std::move(path)) {}
 

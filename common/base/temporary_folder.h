@@ -12,6 +12,9 @@ class TemporaryFolder {
  public:
   // Creates `.tmp-NAME-RANDOM` beside `target`, and the folders above: two writers of one name never share one.
   static absl::StatusOr<TemporaryFolder> Create(const std::string& target);
+  // Takes the folder `path` beside `target`, which another process made for this one to fill. Errors: NotFound - it is
+  // not there, or not any more.
+  static absl::StatusOr<TemporaryFolder> Take(const std::string& path, const std::string& target);
   TemporaryFolder(TemporaryFolder&& other) noexcept;
   TemporaryFolder& operator=(TemporaryFolder&&) = delete;
   ~TemporaryFolder();  // removes it with all that is in it, unless it was committed

@@ -250,7 +250,16 @@ void Coordinator::Execute(RemoveSpoolAction& action) {
 
 void Coordinator::Execute(RemoveUnfinishedExportsAction&) {
   if (removals_ == nullptr || !CheckPlace().ok()) return;
-  for (std::string& path : UnfinishedExports(data_directory_)) removals_->Add(RemovePathWork{std::move(path)});
+  for (const std::string& path : UnfinishedExports(data_directory_)) {
+    removals_->Add(RemovePathWork{TakeFromItsWriters(path)});
+  }
+}
+
+void Coordinator::Execute(MakeExportFolderAction& action) {
+  if (data_directory_.empty()) return;
+  absl::Status made = CheckPlace();
+  if (made.ok()) made = MakeExportFolder(data_directory_, action.folder);
+  if (!made.ok()) OnDone(ExportFolderEvent{std::move(action.id), made});
 }
 
 void Coordinator::Execute(RemoveExportAction& action) {

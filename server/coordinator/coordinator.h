@@ -128,6 +128,7 @@ class Coordinator {
   void Execute(RemoveCheckpointAction& action) { removals_->Add(std::move(action)); }
   void Execute(DropSaveAction& action) { removals_->Add(std::move(action)); }
   void Execute(RemoveUnfinishedExportsAction& action);
+  void Execute(MakeExportFolderAction& action);
   void Execute(RemoveExportAction& action);
   void Execute(StopPlanAction& action) { planners_.Cancel(action.id); }
   void Execute(CloseSessionAction& action);

@@ -6,7 +6,10 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 #include "common/base/temporary_file.h"
+#include "common/base/temporary_folder.h"
 #include "glog/logging.h"
 #include "server/protocol/answers.h"
 #include "server/store/folder.h"
@@ -33,6 +36,21 @@ std::vector<std::string> UnfinishedIn(const std::string& folder, bool (*is_unfin
 
 std::vector<std::string> UnfinishedExports(const std::string& data_directory) {
   return UnfinishedIn(ExportsFolder(data_directory), IsUnfinishedExport);
+}
+
+absl::Status MakeExportFolder(const std::string& data_directory, const std::string& name) {
+  constexpr mode_t kMode = 0755;
+  const std::string folder = ExportsFolder(data_directory);
+  RETURN_IF_ERROR(MakeFolder(folder, kMode));
+  return MakeFolder(absl::StrCat(folder, "/", name), kMode);
+}
+
+std::string TakeFromItsWriters(const std::string& path) {
+  if (path.back() == kRetiredSuffix) return path;
+  const std::string taken = absl::StrCat(path, std::string(1, kRetiredSuffix));
+  const absl::Status renamed = RenameFolder(path, taken);
+  LogUnfinished(path, renamed);
+  return renamed.ok() ? taken : path;
 }
 
 void RemoveUnfinishedPath(const std::string& path) {

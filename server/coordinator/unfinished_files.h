@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace stemma::server {
 
 // Removes what was to become calibration.json, or an export; logs what it was. What cannot be removed stays, and so
@@ -13,6 +15,15 @@ void RemoveUnfinished(const std::string& data_directory);
 
 // Lists what was to become an export, or was one: before the next one begins, for RemoveUnfinishedPath beside it.
 std::vector<std::string> UnfinishedExports(const std::string& data_directory);
+
+// Makes the empty folder of that name beside the exports, and the one of the exports where it is missing, for workers
+// to write into. Errors: those of the disk.
+absl::Status MakeExportFolder(const std::string& data_directory, const std::string& name);
+
+// Renames what was to become an export, so that a process that was to write it, and goes on after it was given up,
+// finds it no more. Returns where it is now; where it cannot be renamed it stays for RemoveUnfinishedPath, which may
+// take long.
+std::string TakeFromItsWriters(const std::string& path);
 
 // Removes a folder or file that is unfinished, with all that it holds; logs it.
 void RemoveUnfinishedPath(const std::string& path);

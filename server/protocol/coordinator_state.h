@@ -72,7 +72,11 @@ class CoordinatorState {
   void On(const SubmitEvent& event) { calls_.OnSubmit(event); }
   void On(const ExportEvent& event) { calls_.OnExport(event); }
   void On(const DeleteExportEvent& event) { calls_.OnDeleteExport(event); }
-  void On(const ExportRemovedEvent& event) { calls_.OnExportRemoved(event); }
+  void On(const ExportFolderEvent& event) { runner_.OnExportFolder(event); }
+  void On(const ExportRemovedEvent& event) {
+    runner_.OnExportRemoved(event);
+    calls_.OnExportRemoved(event);
+  }
   void On(const SaveCheckpointEvent& event) { saves_.OnSave(event); }
   void On(const LoadCheckpointEvent& event) { checkpoints_.OnLoad(event); }
   void On(const ListCheckpointsEvent& event) { checkpoints_.OnList(event); }

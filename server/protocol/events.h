@@ -138,6 +138,11 @@ struct CheckpointRemovedEvent {
   std::string name;
   absl::Status removed;
 };
+// The failure of a MakeExportFolderAction.
+struct ExportFolderEvent {
+  std::string id;
+  absl::Status failure;
+};
 // The end of a RemoveExportAction. Errors: NotFound; those of the disk, after which it may still be there.
 struct ExportRemovedEvent {
   CallId call = 0;
@@ -157,7 +162,7 @@ using Event =
                  DeleteCheckpointEvent, GetRequestEvent, CancelEvent, ReadResultsEvent, ListRequestsEvent,
                  GetModelEvent, GetServerInfoEvent, CallGoneEvent, PlannedEvent, LoadedEvent, CheckpointFolderEvent,
                  CheckpointProgressEvent, CheckpointWrittenEvent, CheckpointReadEvent, CheckpointRemovedEvent,
-                 ExportRemovedEvent, StartEvent, DrainEvent, TickEvent>;
+                 ExportFolderEvent, ExportRemovedEvent, StartEvent, DrainEvent, TickEvent>;
 
 // ---------------------------------------------------------------------------------------------------------------
 // actions
@@ -233,6 +238,12 @@ struct DropSaveAction {
 // Removes the folders of exports that were cut short with their workers. No rank writes one: those of a generation that
 // has ended write for nobody, and of the next one none has been told to.
 struct RemoveUnfinishedExportsAction {};
+// Makes the empty folder, of that name beside the exports, that the ranks of a running export write into. Carried out
+// before what follows; only its failure is answered, by an ExportFolderEvent.
+struct MakeExportFolderAction {
+  std::string id;  // of the job
+  std::string folder;
+};
 // Makes an export none; its files go beside other work. Answered by one ExportRemovedEvent.
 struct RemoveExportAction {
   CallId call = 0;
@@ -273,9 +284,9 @@ struct DrainedAction {};  // nothing runs any more; the worker was told to leave
 
 using Action = std::variant<SendAction, SendPayloadAction, PlanAction, LoadAction, RemoveSpoolAction, JournalAction,
                             MakeCheckpointFolderAction, CommitCheckpointAction, ReadCheckpointAction, DropReadingAction,
-                            RemoveCheckpointAction, DropSaveAction, RemoveUnfinishedExportsAction, RemoveExportAction,
-                            StopPlanAction, CloseSessionAction, ReplyAction, ChunkAction, ReadinessAction,
-                            SaveCalibrationAction, IncidentAction, DrainedAction>;
+                            RemoveCheckpointAction, DropSaveAction, RemoveUnfinishedExportsAction,
+                            MakeExportFolderAction, RemoveExportAction, StopPlanAction, CloseSessionAction, ReplyAction,
+                            ChunkAction, ReadinessAction, SaveCalibrationAction, IncidentAction, DrainedAction>;
 
 // A line of the log. error: somebody has to act, or weights are lost; warning: something was lost or refused, and the
 // server goes on by itself; info: all else.

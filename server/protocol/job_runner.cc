@@ -155,7 +155,9 @@ void JobRunner::Start(const std::string& id, const ExportJob& job) {
   if (job.request.has_dtype()) message.set_dtype(LongDtypeName(job.request.dtype()));
   p_.jobs.running().BeginCallJob(id, absl::StrCat("export ", message.name()), ExportSeconds(p_.options.model),
                                  std::nullopt, p_.gang.num_ranks());
+  message.set_folder(TemporaryFolderOf(absl::StrCat("export-", p_.options.epoch, "-", next_folder_++)));
   p_.out.Add(RemoveUnfinishedExportsAction{});
+  p_.out.Add(MakeExportFolderAction{id, message.folder()});
   // Workers may be lost behind the rename, before they say that it is whole. What then has the name is this one, if
   // nothing had it before.
   if (job.name_is_free) NoteWritten(job.request);
@@ -224,6 +226,11 @@ void JobRunner::OnExportDone(uint32_t rank, const internal::v1::ExportDone& done
   response.set_lineage(p_.lineage.name());
   response.set_bytes(running.bytes());
   p_.jobs.FinishCallJob(done.id(), std::move(response));
+}
+
+// The ranks do not find the folder, and end the job: why it is not there says more than that.
+void JobRunner::OnExportFolder(const ExportFolderEvent& event) {
+  if (p_.jobs.running().Is(event.id)) p_.jobs.running().SetFailure(event.failure);
 }
 
 void JobRunner::NoteWritten(const v1::ExportWeightsRequest& request) {

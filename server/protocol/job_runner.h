@@ -41,6 +41,9 @@ class JobRunner {
   void OnResultChunk(uint32_t rank, const internal::v1::ResultChunk& chunk);
   void OnLogProbDone(uint32_t rank, const internal::v1::LogProbDone& done);
   void OnExportDone(uint32_t rank, const internal::v1::ExportDone& done);
+  void OnExportFolder(const ExportFolderEvent& event);
+  // What has the name from now on is none that this server has written.
+  void OnExportRemoved(const ExportRemovedEvent& event) { written_.Forget(event.name); }
 
  private:
   // Starts the next thing to run; false: there is none, or it is not there yet.
@@ -69,6 +72,7 @@ class JobRunner {
   CheckpointSaves* const saves_;
   Reload reload_;
   WrittenExports written_;
+  uint64_t next_folder_ = 1;  // of exports, of this start
 };
 
 }  // namespace stemma::server

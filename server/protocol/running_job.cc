@@ -69,6 +69,7 @@ void RunningJob::Clear() {
   votes_.clear();
   applied_.clear();
   failures_.clear();
+  known_failure_ = absl::OkStatus();
   vote_.Clear();
   results_.reset();
   watch_.reset();
@@ -116,7 +117,8 @@ bool RunningJob::AddDone(uint32_t rank, absl::Status failure, uint64_t bytes) {
 
 // Aborted: it could, and another could not.
 absl::Status RunningJob::failure() const {
-  absl::Status failure;
+  absl::Status failure = known_failure_;
+  if (!failure.ok()) return failure;
   for (const absl::Status& of_rank : failures_) {
     if (failure.ok() || absl::IsAborted(failure)) failure = of_rank.ok() ? failure : of_rank;
   }

@@ -77,6 +77,8 @@ class RunningJob {
   // before.
   bool AwaitsDone(uint32_t rank) const;
   bool AddDone(uint32_t rank, absl::Status failure, uint64_t bytes);
+  // Says why the call job will fail on its ranks, where the server knows it better than they.
+  void SetFailure(absl::Status failure) { known_failure_ = std::move(failure); }
   // Errors: InvalidArgument - the job has no results, or not these.
   absl::Status AddResult(const v1::GroupResult& group);
   // Tells whether all results came (ResultCheck). REQUIRES: a call job that brings some.
@@ -90,7 +92,8 @@ class RunningJob {
   // REQUIRES: committed.
   const internal::v1::Vote& vote() const { return vote_; }  // of all ranks together
   v1::StepResult::Outcome outcome() const { return outcome_; }
-  // REQUIRES: a call job all of whose ranks are done. Returns the first failure that is a rank's own.
+  // REQUIRES: a call job all of whose ranks are done. Returns the failure that was set, or the first one that is a
+  // rank's own.
   absl::Status failure() const;
   uint64_t bytes() const { return bytes_; }
 
@@ -124,6 +127,7 @@ class RunningJob {
   std::vector<internal::v1::Vote> votes_;
   std::vector<internal::v1::Applied> applied_;
   std::vector<absl::Status> failures_;  // of a call job
+  absl::Status known_failure_;          // the same, of none of its ranks
   uint64_t bytes_ = 0;
   internal::v1::Vote vote_;
   v1::StepResult::Outcome outcome_ = v1::StepResult::APPLIED;

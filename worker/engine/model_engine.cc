@@ -10,6 +10,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
+#include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
@@ -51,7 +52,8 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
   ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(configure.config().model()));
   ASSIGN_OR_RETURN(const at::ScalarType dtype, ParseRunDtype(configure.config().dtype()));
   const Communicator &tp = *parts.ranks.tp, &pp = *parts.ranks.pp;
-  ASSIGN_OR_RETURN(ModelShard shard, MakeModelShard(directory.config, {tp.rank(), tp.size(), pp.rank(), pp.size()}));
+  ASSIGN_OR_RETURN(const ModelShard shard,
+                   MakeModelShard(directory.config, {tp.rank(), tp.size(), pp.rank(), pp.size()}));
   if (parts.page_lock == nullptr && backend.make_page_lock != nullptr) parts.page_lock = backend.make_page_lock();
   Weights weights;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
@@ -68,8 +70,8 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
   if (parts.stages == nullptr && pp.size() > 1) parts.stages = std::make_unique<RankStageLinks>(*parts.ranks.pp);
   std::unique_ptr<ModelEngine> engine;
   RETURN_IF_ERROR(CatchExceptions([&] {
-    engine.reset(new ModelEngine(configure, incarnation, std::move(backend),
-                                 {std::move(directory), std::move(shard), std::move(weights)}, std::move(parts)));
+    engine.reset(new ModelEngine(configure, incarnation, std::move(backend), {std::move(directory), std::move(weights)},
+                                 std::move(parts)));
     return engine->TellModel();
   }));
   return engine;
@@ -81,7 +83,6 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
       backend_(std::move(backend)),
       page_lock_(std::move(parts.page_lock)),
       directory_(std::move(loaded.directory)),
-      shard_(std::move(loaded.shard)),
       weights_(std::move(loaded.weights)),
       ranks_(std::move(parts.ranks)),
       tensor_parallel_(std::move(parts.tensor_parallel)),
@@ -373,7 +374,11 @@ absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const E
 }
 
 absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request) {
-  ExportTarget target{std::filesystem::path(configure_.data_directory()) / "exports" / request.name(), std::nullopt};
+  // A folder that is not whole yet is hidden.
+  RETURN_IF_ERROR(CheckFileName(request.name()));
+  RETURN_IF_ERROR(CheckFileName(request.folder().substr(request.folder().starts_with('.') ? 1 : 0)));
+  const std::filesystem::path exports = std::filesystem::path(configure_.data_directory()) / "exports";
+  ExportTarget target{exports / request.name(), exports / request.folder(), std::nullopt};
   if (request.has_dtype()) target.dtype = request.dtype();
   return ExportOnRanks(weights_, directory_, target, shards_.owned(ranks_.data->rank()), ranks_);
 }

@@ -69,7 +69,6 @@ class ModelEngine final : public Engine {
  private:
   struct Loaded {
     ModelDirectory directory;
-    ModelShard shard;
     Weights weights;
   };
   // A forward-only pass: what it computes with the weights that it asks for.
@@ -122,7 +121,6 @@ class ModelEngine final : public Engine {
   const Backend backend_;
   const std::unique_ptr<PageLock> page_lock_;  // of host memory that copies reach; null: none is needed
   const ModelDirectory directory_;
-  const ModelShard shard_;
   Weights weights_;
   const MeshRanks ranks_;
   const std::unique_ptr<TensorParallel> tensor_parallel_;  // null: this rank holds whole layers

@@ -1,8 +1,5 @@
 #include "worker/engine/rank_export.h"
 
-#include <ATen/ops/zeros.h>
-
-#include <cstring>
 #include <filesystem>
 #include <string_view>
 #include <system_error>
@@ -18,8 +15,6 @@
 namespace stemma::worker {
 namespace {
 
-constexpr int64_t kPathBytesMax = 4096;  // with the zero that ends it
-
 class RankExport {
  public:
   RankExport(const Weights& weights, const ParameterRanges& owned, const MeshRanks& ranks)
@@ -27,9 +22,8 @@ class RankExport {
 
   absl::StatusOr<uint64_t> Run(const ModelDirectory& source, const ExportTarget& target) {
     RETURN_IF_ERROR(Agree("export_begun", CatchExceptions([&] { return Begin(source, target); })));
-    RETURN_IF_ERROR(ranks_.BroadcastFromFirst("export_folder", path_));
     PassFailpoint("export.begun");
-    const absl::Status written = CatchExceptions([&] { return Write(static_cast<const char*>(path_.data_ptr())); });
+    const absl::Status written = CatchExceptions([&] { return Write(target.folder); });
     PassFailpoint("export.written");
     RETURN_IF_ERROR(Agree("export_written", written));
     RETURN_IF_ERROR(Agree("export_renamed", folder_.has_value() ? folder_->Commit() : absl::OkStatus()));
@@ -52,19 +46,13 @@ class RankExport {
   absl::Status Begin(const ModelDirectory& source, const ExportTarget& target) {
     ASSIGN_OR_RETURN(WeightsExport made, WeightsExport::Make(weights_, source, target.dtype, {owned_, first()}));
     export_.emplace(std::move(made));
-    path_ = at::zeros({kPathBytesMax}, at::kByte);
     if (!first()) return absl::OkStatus();
     std::error_code error;
     if (std::filesystem::exists(target.path, error)) {
       return absl::AlreadyExistsError(target.path + " exists: choose another name, or remove it");
     }
-    ASSIGN_OR_RETURN(TemporaryFolder folder, TemporaryFolder::Create(target.path));
+    ASSIGN_OR_RETURN(TemporaryFolder folder, TemporaryFolder::Take(target.folder, target.path));
     folder_.emplace(std::move(folder));
-    if (folder_->path().size() >= static_cast<size_t>(kPathBytesMax)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(target.path, ": a path has at most ", kPathBytesMax - 1, " bytes"));
-    }
-    std::memcpy(path_.data_ptr(), folder_->path().data(), folder_->path().size());
     return export_->WriteOtherFiles(folder_->path());
   }
 
@@ -81,7 +69,6 @@ class RankExport {
   const MeshRanks& ranks_;
   std::optional<WeightsExport> export_;
   std::optional<TemporaryFolder> folder_;  // of rank 0
-  at::Tensor path_;
   uint64_t bytes_ = 0;
 };
 

@@ -1,11 +1,13 @@
 // An export by all ranks of a mesh: one directory, the bytes that one rank would write. Called on the engine thread.
 //
 // Every rank writes what it owns straight into the files of one temporary folder (worker/model/weights_export.h), which
-// rank 0 makes beside the target and renames when every rank says that its bytes are there. A rank that cannot still
-// takes part to the next agreement, so that a full disk of one is an error of all, and leaves nothing.
+// the server has made beside the target, and which rank 0 renames when every rank says that its bytes are there. No
+// rank makes it: when the server gives the ranks up it takes the folder away, so that ranks that were only stopped, and
+// go on, write nothing that anybody finds. A rank that cannot still takes part to the next agreement, so that a full
+// disk of one is an error of all, and leaves nothing.
 //
-// The collectives, in their order: "export_begun", an agreement; "export_folder", its path from rank 0;
-// "export_written" and "export_renamed", agreements. No weights travel.
+// The collectives, in their order: "export_begun", "export_written" and "export_renamed", agreements. No weights
+// travel.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +24,7 @@ namespace stemma::worker {
 
 struct ExportTarget {
   std::string path;
+  std::string folder;                // beside it; there, and empty
   std::optional<std::string> dtype;  // as of WeightsExport
 };
 

@@ -18,13 +18,6 @@ absl::Status MeshRanks::Agree(std::string_view name, std::span<int64_t> words) c
   return data->Agree(name, words);
 }
 
-absl::Status MeshRanks::BroadcastFromFirst(std::string_view name, at::Tensor& values) const {
-  // The ranks of the first tp axis have rank 0's values, which then go to those of equal place in the others.
-  RETURN_IF_ERROR(tp->Broadcast(name, values, /*root=*/0));
-  RETURN_IF_ERROR(pp->Broadcast(name, values, /*root=*/0));
-  return data->Broadcast(name, values, /*root=*/0);
-}
-
 MeshRanks OnlyRank() {
   return {std::make_unique<LocalCommunicator>("data"), std::make_unique<LocalCommunicator>("cp"),
           std::make_unique<LocalCommunicator>("tp"), std::make_unique<LocalCommunicator>("kv"),

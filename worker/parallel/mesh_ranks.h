@@ -82,8 +82,6 @@ struct MeshRanks {
   CopyRanks copy() const { return {tp.get(), cp.get(), pp.get()}; }
   // Replaces each word by the largest of all ranks of the mesh. Errors: Unavailable.
   absl::Status Agree(std::string_view name, std::span<int64_t> words) const;
-  // Puts the values of the mesh's rank 0 into everyone's. Any dtype. Errors: Unavailable.
-  absl::Status BroadcastFromFirst(std::string_view name, at::Tensor& values) const;
 };
 
 // Returns the only rank of a mesh of one.

@@ -10,7 +10,7 @@ import stemma
 
 from faults_test import submit, wait_until
 from good_request import Request, refusal
-from server import PATIENCE_S, Cluster, start
+from server import PATIENCE_S, Cluster, start, wait_for
 from stemma import _connection, _proto
 
 STALLED_AFTER_S = 5
@@ -55,6 +55,21 @@ def test_processes_that_were_stopped_together_lose_nothing(cluster, who):
     (cluster.root / "data" / "gate").touch()
     assert wait_until(cluster, request, "DONE").result.steps[0].attempts == 1
     assert cluster.model().lineage == lineage and cluster.worker.poll() is None, cluster.said()
+
+
+def test_a_worker_that_was_given_up_writes_no_export_when_it_goes_on():
+    with Cluster(flags=("--worker-lost-after", "4")) as cluster:
+        stopped, exports = cluster.worker, cluster.root / "data" / "exports"
+        stopped.send_signal(signal.SIGSTOP)
+        refused = refusal(lambda: cluster.stub.ExportWeights(_proto.ExportWeightsRequest(name="x"), timeout=PATIENCE_S))
+        assert refused.reason == "ATTEMPTS_EXHAUSTED", refused
+        cluster.start_worker()
+        assert Request().send(cluster.stub).steps_applied == 1
+        stopped.send_signal(signal.SIGCONT)
+        stopped.wait(PATIENCE_S)  # it has the export's message still, and hears of its end as it answers
+        assert not (exports / "x").exists(), "the weights of step 0"
+        assert cluster.stub.ExportWeights(_proto.ExportWeightsRequest(name="x"), timeout=PATIENCE_S).step == 1
+        wait_for(lambda: [path.name for path in exports.iterdir()] == ["x"], "what nobody needs to go")
 
 
 def test_a_call_that_waits_for_a_server_that_stands_still_ends(cluster, monkeypatch):

@@ -43,6 +43,20 @@ TEST(UnfinishedFilesTest, OutsideOfExportsAUsersTemporariesStay) {
   EXPECT_EQ(NamesIn(data.path()), theirs);
 }
 
+TEST(UnfinishedFilesTest, WhatIsTakenFromItsWritersHasAnotherName) {
+  const testing::TempFolder data;
+  ASSERT_THAT(MakeExportFolder(data.path(), ".tmp-export-3-1"), testing::IsOk()) << "the folder of exports is new";
+  ASSERT_THAT(MakeExportFolder(data.path(), ".tmp-export-3-2"), testing::IsOk());
+  const std::string taken = TakeFromItsWriters(data / "exports/.tmp-export-3-1");
+  EXPECT_EQ(taken, data / "exports/.tmp-export-3-1~");
+  EXPECT_EQ(TakeFromItsWriters(taken), taken) << "once";
+  EXPECT_EQ(NamesIn(data / "exports"), (std::set<std::string>{".tmp-export-3-1~", ".tmp-export-3-2"}));
+  const std::string gone = data / "exports/.tmp-gone";
+  EXPECT_EQ(TakeFromItsWriters(gone), gone);
+  std::ofstream(data / "file") << "x";
+  EXPECT_FALSE(MakeExportFolder(data / "file", ".tmp-export-3-1").ok());
+}
+
 TEST(UnfinishedFilesTest, AnExportsRemovalLeavesTheRest) {
   const testing::TempFolder data;
   EXPECT_TRUE(UnfinishedExports(data.path()).empty()) << "no export was ever written";

@@ -145,6 +145,18 @@ TEST(RunningJobTest, ACallJobFailsAsTheRankThatCouldNot) {
   EXPECT_EQ(job.bytes(), 3u) << "of this job alone";
 }
 
+TEST(RunningJobTest, WhatTheServerKnowsOfACallJobsFailureComesBeforeWhatItsRanksSay) {
+  RunningJob job(kFloor);
+  job.BeginCallJob("~export/1", "export x", {}, std::nullopt, /*num_ranks=*/1);
+  job.SetFailure(absl::ResourceExhaustedError("the disk is full"));
+  EXPECT_TRUE(job.AddDone(0, absl::NotFoundError("there is no folder"), 0));
+  EXPECT_EQ(job.failure(), absl::ResourceExhaustedError("the disk is full"));
+  job.End();
+  job.BeginCallJob("~export/2", "export x", {}, std::nullopt, /*num_ranks=*/1);
+  EXPECT_TRUE(job.AddDone(0, absl::OkStatus(), 3));
+  EXPECT_EQ(job.failure(), absl::OkStatus()) << "of this job alone";
+}
+
 TEST(RunningJobTest, ACallJobHasNoStep) {
   RunningJob job(kFloor);
   job.BeginCallJob("~export/1", "export x", {}, std::nullopt, /*num_ranks=*/1);

@@ -229,6 +229,7 @@ struct TextOf {
   std::string operator()(const RemoveCheckpointAction& a) const { return CheckpointActionText(a); }
   std::string operator()(const DropSaveAction& a) const { return CheckpointActionText(a); }
   std::string operator()(const RemoveUnfinishedExportsAction&) const { return "sweep exports"; }
+  std::string operator()(const MakeExportFolderAction& a) const { return absl::StrCat("make folder ", a.folder); }
   std::string operator()(const RemoveExportAction& a) const { return absl::StrCat("remove export ", a.name); }
   std::string operator()(const StopPlanAction& a) const { return absl::StrCat("stop plan ", a.id); }
   std::string operator()(const CloseSessionAction& a) const {

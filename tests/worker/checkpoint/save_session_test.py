@@ -87,8 +87,9 @@ def test_a_disk_that_takes_no_more_fails_the_save_only(server):
     assert not refused.parts and not refused.weights_digest
     resource.prlimit(ranks.processes[1].pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     check_parts(server.root / "checkpoints" / "whole", ranks.save(server, "whole"))
+    (server.root / "exports" / ".tmp-after").mkdir(parents=True)
     for session in ranks.sessions:
-        session.send(export={"id": "e", "name": "after"})
+        session.send(export={"id": "e", "name": "after", "folder": ".tmp-after"})
     for session in ranks.sessions:
         assert not session.expect("export_done").HasField("failure")
 

@@ -64,17 +64,10 @@ class HookedRank final : public Communicator {
  private:
   StartedCall Start(const CollectiveCall& call) override {
     if (call.name == name_) hook_();
-    const absl::Status status = Make(call);
+    at::Tensor words = call.output;
+    const absl::Status status =
+        right_->Agree(call.name, {words.data_ptr<int64_t>(), static_cast<size_t>(words.numel())});
     return {[status] { return status; }};
-  }
-  absl::Status Make(const CollectiveCall& call) {
-    at::Tensor output = call.output;
-    switch (call.kind) {
-      case CollectiveKind::kBroadcast:
-        return right_->Broadcast(call.name, output, call.peer);
-      default:
-        return right_->Agree(call.name, {output.data_ptr<int64_t>(), static_cast<size_t>(output.numel())});
-    }
   }
 
   const std::unique_ptr<Communicator> right_;
@@ -130,6 +123,7 @@ class RankExportTest : public ::testing::Test {
   }
 
   fs::path Target(const Case& c) const { return root_ / "exports" / c.name; }
+  fs::path Folder(const Case& c) const { return root_ / "exports" / (".tmp-of-" + c.name); }
 
   Answers Export(
       const Case& c, const Edit& edit = [](int, ModelDirectory&, MeshRanks&) {}) const {
@@ -141,6 +135,7 @@ class RankExportTest : public ::testing::Test {
       return MakeModelShard(directory_.config, place).value();
     };
     std::vector<MeshRanks> meshed = MakeThreadMesh(mesh, shard_of(0, 0).kv_replicas(), kRankWaitsAtMost);
+    fs::create_directories(Folder(c));  // as the server does
     std::vector<std::thread> threads;
     for (int rank = 0; rank < c.ranks(); ++rank) {
       const auto i = static_cast<size_t>(rank);
@@ -153,10 +148,12 @@ class RankExportTest : public ::testing::Test {
         edit(rank, source, ranks);
         if (!weights.ok() || ranks.data == nullptr) return;
         const OptimizerShards shards = ShardsOf(*weights, c.dp);
-        answers[i] = ExportOnRanks(*weights, source, {Target(c).string(), c.dtype}, shards.owned(dp_rank), ranks);
+        answers[i] = ExportOnRanks(*weights, source, {Target(c).string(), Folder(c).string(), c.dtype},
+                                   shards.owned(dp_rank), ranks);
       });
     }
     for (std::thread& thread : threads) thread.join();
+    fs::remove_all(Folder(c));  // as the server does of what failed before rank 0 had it
     return answers;
   }
 
@@ -172,9 +169,7 @@ class RankExportTest : public ::testing::Test {
       }
     }
     std::vector<std::string> found;
-    if (fs::exists(root_ / "exports")) {
-      for (const auto& entry : fs::directory_iterator(root_ / "exports")) found.push_back(entry.path().filename());
-    }
+    for (const auto& entry : fs::directory_iterator(root_ / "exports")) found.push_back(entry.path().filename());
     EXPECT_EQ(found, there);
   }
 
@@ -316,8 +311,8 @@ TEST_F(RankExportTest, TheLastOfTheDiskIsLeftForTheJournal) {
   SetFreeBytes(-1);
   const Answers answers = Export(c, [&](int rank, ModelDirectory&, MeshRanks& ranks) {
     if (rank != 0) return;
-    ranks.data = std::make_unique<HookedRank>(std::move(ranks.data), "export_folder",
-                                              [] { SetFreeBytes(kLeftForJournalBytes); });
+    ranks.data =
+        std::make_unique<HookedRank>(std::move(ranks.data), "export_begun", [] { SetFreeBytes(kLeftForJournalBytes); });
   });
   for (const auto& answer : answers) {
     EXPECT_TRUE(HasReason(answer.status(), Reason::kDiskFull)) << answer.status();
@@ -331,12 +326,22 @@ TEST_F(RankExportTest, AFolderThatVanishesIsAnAnswer) {
   const Case c{3, 1, at::kFloat};
   const Answers answers = Export(c, [&](int rank, ModelDirectory&, MeshRanks& ranks) {
     if (rank != 0) return;
-    ranks.data = std::make_unique<HookedRank>(std::move(ranks.data), "export_folder", [&] {
+    ranks.data = std::make_unique<HookedRank>(std::move(ranks.data), "export_begun", [&] {
       for (const auto& entry : fs::directory_iterator(root_ / "exports")) fs::remove_all(entry.path());
     });
   });
   for (const auto& answer : answers) EXPECT_THAT(answer, StatusIs(absl::StatusCode::kNotFound, HasSubstr("")));
   EXPECT_TRUE(fs::is_empty(root_ / "exports"));
+}
+
+// The server takes the folder away when it gives up ranks: those that were only stopped, and go on, write nothing.
+TEST_F(RankExportTest, RanksThatWereGivenUpMakeNoFolder) {
+  const Case c{3, 1, at::kFloat};
+  const Answers answers = Export(c, [&](int rank, ModelDirectory&, MeshRanks&) {
+    if (rank == 0) fs::rename(Folder(c), root_ / "taken");
+  });
+  ExpectNothing(c, answers, 0, absl::StatusCode::kNotFound, "is not there");
+  EXPECT_TRUE(fs::is_empty(root_ / "taken"));
 }
 
 // Another writer takes the name while the ranks write: its directory stays, ours goes.
