@@ -17,7 +17,6 @@ class Violations {
   // `uid`: of the group, or empty.
   void Add(const std::string& field, const std::string& description, const std::string& uid = "");
   bool empty() const { return count_ == 0; }
-  uint64_t count() const { return count_; }
   // InvalidArgument INVALID_REQUEST, the first problem in its message. REQUIRES: !empty().
   absl::Status ToStatus() const;
 

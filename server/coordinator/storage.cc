@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/admission/known_fields.h"
 #include "common/base/error.h"
 #include "common/base/exit_codes.h"
 #include "common/base/failpoint.h"
@@ -107,6 +108,13 @@ absl::Status Storage::FoldRows(uint64_t requests_kept) {
     if (!row.ParseFromString(entry.body)) {
       return MakeError(Reason::kCorruptJournal, absl::StrCat("row ", entry.n, " of the journal in ", data_directory_,
                                                              " is no row of this version"));
+    }
+    if (row.row_case() != internal::v1::JournalRow::ROW_NOT_SET) {  // else its kind is new, which is said below
+      if (const std::string unknown = FirstUnknown(row); !unknown.empty()) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("row ", entry.n, " of the journal in ", data_directory_, " has ", unknown,
+                         ", which this version does not know: start the version that wrote it, or a newer one"));
+      }
     }
     if (row.has_snapshot()) snapshot_bytes_ = entry.body.size();
     row_bytes_ = row.has_snapshot() ? 0 : row_bytes_ + entry.body.size();

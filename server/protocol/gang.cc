@@ -59,8 +59,8 @@ bool HaveOneDevice(const Gang::Worker& a, const Gang::Worker& b) {
   return a.host == b.host && a.device == b.device;
 }
 
-bool AreOfOneBuild(const Gang::Worker& a, const Gang::Worker& b) {
-  return a.build_id.empty() || b.build_id.empty() || a.build_id == b.build_id;
+std::string BuildText(const Gang::Worker& worker) {
+  return worker.build_id.empty() ? "no build id" : absl::StrCat("build ", worker.build_id);
 }
 
 uint32_t WorkersOfHost(std::span<const Gang::Worker> workers, const std::string& host) {
@@ -120,10 +120,11 @@ absl::Status Gang::CheckFits(const Worker& worker) const {
                                                         " (pid ", other.pid,
                                                         "): give each worker of a host a --device of its own"));
     }
-    if (!AreOfOneBuild(other, worker)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the ranks of a mesh run one build of stemma-worker: this one, ", PlaceText(worker), ", has build ",
-          worker.build_id, ", another, ", PlaceText(other), ", has ", other.build_id, ": install the same one"));
+    // It may try again: files are replaced host by host, and the other worker may be the one to be replaced next.
+    if (other.build_id != worker.build_id) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the ranks of a mesh run one build of stemma-worker: this one, ", PlaceText(worker), ", has ",
+          BuildText(worker), ", another, ", PlaceText(other), ", has ", BuildText(other), ": install the same one"));
     }
     if (other.device.kind != worker.device.kind) {
       return absl::InvalidArgumentError(absl::StrCat("the ranks of a mesh have devices of one kind: this worker has ",

@@ -6,6 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/admission/known_fields.h"
 #include "common/base/digest.h"
 #include "common/base/error.h"
 #include "common/base/mesh.h"
@@ -55,8 +56,16 @@ class HashedInput {
                                               " are left and the limit is ", length_max));
     }
     ASSIGN_OR_RETURN(const std::string_view bytes, Take(length));
-    if (message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return absl::OkStatus();
-    return DamagedSpool(path_, absl::StrCat("the message that ends at byte ", offset_, " is none"));
+    if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+      return DamagedSpool(path_, absl::StrCat("the message that ends at byte ", offset_, " is none"));
+    }
+    const std::string unknown = FirstUnknown(message);
+    if (unknown.empty()) return absl::OkStatus();
+    return MakeError(Reason::kCorruptSpool,
+                     absl::StrCat(path_, ": the message that ends at byte ", offset_, " has ", unknown,
+                                  ", which this version does not know, so it would compute something else: start the "
+                                  "version that kept it, or a newer one; or go on without the steps: --durability "
+                                  "rewind"));
   }
 
   // Drops what a large message has taken.

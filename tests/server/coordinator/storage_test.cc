@@ -112,6 +112,26 @@ TEST(StorageTest, ARowOfANewerVersionIsNoDamage) {
                                                             HasSubstr("start the version that wrote it"))));
 }
 
+// What it says more would be dropped in silence, and what goes on from it would be something else.
+TEST(StorageTest, AFieldOrAWordOfANewerVersionInARowIsNotPassedOver) {
+  JournalRow row;
+  v1::StepResult& result = *row.mutable_applied()->mutable_result();
+  for (const bool word : {false, true}) {
+    if (word) {
+      result.GetReflection()->MutableUnknownFields(&result)->Clear();
+      result.set_outcome(static_cast<v1::StepResult::Outcome>(99));
+    } else {
+      result.GetReflection()->MutableUnknownFields(&result)->AddVarint(1023, 1);
+    }
+    const TempFolder folder;
+    EXPECT_THAT(OpenWith(folder.path(), {Started(1).SerializeAsString(), row.SerializeAsString()}).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         AllOf(HasSubstr("row 2 of the journal in " + folder.path()),
+                               HasSubstr(word ? "value 99 of applied.result.outcome" : "field 1023 of applied.result"),
+                               HasSubstr("start the version that wrote it"))));
+  }
+}
+
 // A journal that is an old copy names none of the newest requests; they are there when the newest comes back.
 TEST(StorageTest, ARefusedJournalLeavesTheRequestsThatItDoesNotName) {
   const TempFolder folder;

@@ -214,5 +214,27 @@ TEST_F(SpoolDamageTest, GroupsOutOfOrderAreRefused) {
   expect_refused(head + MessageText(first) + MessageText(second) + end, "an index without a group");
 }
 
+// Without it the request would be computed as another one.
+TEST_F(SpoolDamageTest, WhatANewerVersionSaysInAMessageIsNotPassedOver) {
+  internal::v1::SpooledHead head;
+  internal::v1::PayloadChunk chunk;
+  chunk.set_last(true);
+  const auto read = [&] {
+    return ReadSealed(std::string(kSpoolMagic) + MessageText(head) + MessageText(chunk) + LengthText(kSpoolEnd));
+  };
+  EXPECT_THAT(read(), IsOk()) << "control";
+  v1::LossConfig& loss = *head.mutable_header()->mutable_loss();
+  loss.GetReflection()->MutableUnknownFields(&loss)->AddVarint(1023, 1);
+  EXPECT_EQ(ErrorReason(read().status()), "CORRUPT_SPOOL");
+  EXPECT_THAT(std::string(read().status().message()),
+              ::testing::AllOf(::testing::HasSubstr("has field 1023 of header.loss, which this version does not know"),
+                               ::testing::HasSubstr("start the version that kept it")));
+  head.Clear();
+  v1::Rollout& rollout = *chunk.add_groups()->add_rollouts();
+  chunk.add_group_indices(0);
+  rollout.GetReflection()->MutableUnknownFields(&rollout)->AddVarint(1023, 1);
+  EXPECT_THAT(std::string(read().status().message()), ::testing::HasSubstr("field 1023 of groups.rollouts"));
+}
+
 }  // namespace
 }  // namespace stemma::server
