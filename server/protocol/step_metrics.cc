@@ -198,7 +198,13 @@ void SetRequestMetrics(const v1::UpdateResult& result, Metrics& metrics) {
   const v1::StepResult::Outcome counted = applied ? v1::StepResult::APPLIED : v1::StepResult::SKIPPED_EMPTY;
   std::map<std::string, int> counts;
   for (const v1::StepResult& step : result.steps()) {
-    if (step.outcome() != counted) continue;
+    if (step.outcome() != counted) {
+      // The pass for log-probs is the whole request's, and in its first step whatever became of that.
+      if (step.metrics().contains("time/log_probs_s")) {
+        metrics["time/log_probs_s"] += step.metrics().at("time/log_probs_s");
+      }
+      continue;
+    }
     for (const auto& [name, value] : step.metrics()) {
       double& total = metrics[name];
       if (IsMaximum(name)) {

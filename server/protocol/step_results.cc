@@ -44,14 +44,16 @@ v1::StepResult ResultOf(const CoordinatorParts& parts, const UpdateRecord& recor
   }
   // A step without a gradient may have run for its log-probs, and has numbers then.
   const bool empty = outcome == v1::StepResult::SKIPPED_EMPTY && (!apply_s || running.vote().empty());
-  const internal::v1::Vote vote = empty ? internal::v1::Vote() : running.vote();
+  internal::v1::Vote vote = empty ? internal::v1::Vote() : running.vote();
+  // It went to the workers for the request's own pass for log-probs alone.
+  if (empty && apply_s) vote.mutable_sums()->set_log_probs_s(running.vote().sums().log_probs_s());
   SetStepMetrics({.header = record.request->update,
                   .report = StepReportOf(record.plan, record.k),
                   .state = record.plan.report.state(),
                   .numbers = numbers,
                   .vote = vote,
                   .apply_s = empty ? 0 : apply_s.value(),
-                  .elapsed = apply_s ? parts.out.now() - running.prepared_at() : absl::ZeroDuration(),
+                  .elapsed = apply_s && !empty ? parts.out.now() - running.prepared_at() : absl::ZeroDuration(),
                   .votes = empty ? std::span<const internal::v1::Vote>() : running.votes(),
                   .applied = empty ? std::span<const internal::v1::Applied>() : running.applied(),
                   .kernels_off = parts.gang.KernelsOff()},

@@ -43,6 +43,7 @@ uint64_t NumOpen(const JournalState& state) {
 void Totals::CountStep(const v1::StepResult& step, bool known) {
   if (known && step.outcome() != v1::StepResult::APPLIED) return;
   CountAt(step.outcome(), steps);
+  if (step.outcome() != v1::StepResult::APPLIED) return;  // one without a gradient may have run for its log-probs
   prefix_forward_s += Metric(step, "time/prefix_forward_s");
   suffix_s += Metric(step, "time/suffix_s");
   prefix_backward_s += Metric(step, "time/prefix_backward_s");
@@ -50,7 +51,7 @@ void Totals::CountStep(const v1::StepResult& step, bool known) {
   tokens_logical += Metric(step, "prefix/tokens_logical");
   tokens_computed += Metric(step, "prefix/tokens_computed");
   flops += Metric(step, "perf/actor/flops");
-  if (step.outcome() == v1::StepResult::APPLIED) last_step = step;
+  last_step = step;
 }
 
 void Totals::Count(const JournalRow& row, const JournalState& before) {

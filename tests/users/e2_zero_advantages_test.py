@@ -91,6 +91,15 @@ def test_returned_log_probs_change_no_weights(client):
     assert weights_digest(pathlib.Path(client.export("after"))) != before
 
 
+def test_the_pass_for_log_probs_is_the_requests_whatever_its_first_step_is(client):
+    result = update(client, [group("z", ZERO), group("a", SOME)], loss=stemma.grpo(), old="policy", mini_batch=1)
+    assert [step.outcome for step in result.steps] == ["SKIPPED_EMPTY", "APPLIED"]
+    first, second = (step.metrics for step in result.steps)
+    assert first["time/log_probs_s"] > 0 and "time/log_probs_s" not in second
+    assert result.metrics["time/log_probs_s"] == first["time/log_probs_s"]
+    assert first["perf/actor/time_per_step"] == 0 and "perf/actor/throughput" not in first, "it did nothing else"
+
+
 def test_other_reasons_for_an_empty_step_are_named(client):
     masked = update(client, [group("m", SOME, mask=[0, 0, 0])])
     assert masked.warnings == ["no response token has mask 1 in 1 of 1 groups: nothing was computed"]

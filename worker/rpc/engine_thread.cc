@@ -78,7 +78,7 @@ void EngineThread::Run() {
   while (Next(message)) {
     const absl::Status status = Dispatch(message);
     if (status.ok()) continue;
-    LOG(ERROR) << "the generation is over: " << status.message();
+    LOG(WARNING) << "the generation is over: " << status.message();
     fail_(status);
     MutexLock lock(&mutex_);
     generation_over_ = true;

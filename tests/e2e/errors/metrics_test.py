@@ -73,6 +73,21 @@ def test_numbers_are_those_of_the_calls():
         assert after["stemma_last_step"] == pytest.approx(dict(steps[-1].metrics), rel=1e-15)
 
 
+def test_what_ran_for_its_log_probs_alone_is_no_applied_work():
+    with Cluster(model=MODEL, flags=LISTEN) as cluster:
+        request = Request()
+        request.header["return_log_probs"] = True
+        del request.header["loss"]["kl_loss_coef"], request.header["loss"]["kl_loss_type"], request.header["ref"]
+        for rollout in request.rollouts():
+            rollout["advantage"] = 0.0
+            del rollout["ref_log_prob"]
+        assert total(request.send(cluster.stub).result.steps, "prefix/tokens_computed") > 0
+        after = read(cluster)
+        assert after["stemma_steps_total"] == {"applied": 0, "skipped_nonfinite": 0, "skipped_empty": 1}
+        work = [after["stemma_flops_total"], *after["stemma_tokens_total"].values(), *after["stemma_phase_seconds_total"].values()]
+        assert not any(work) and "stemma_last_step" not in after, after
+
+
 def test_the_page_lists_every_metric_and_no_other():
     listed = set(re.findall(r"(?m)^\| `(stemma_\w+)`", PAGE))
     with Cluster(model=MODEL, flags=LISTEN) as cluster:

@@ -291,6 +291,18 @@ TEST(StepMetricsTest, SkippedStepsCountOnlyWhereNoneWasApplied) {
   EXPECT_EQ(metrics.at("actor/loss"), 3);
 }
 
+TEST(StepMetricsTest, ThePassForLogProbsIsTheRequestsWhateverItsFirstStepIs) {
+  v1::UpdateResult result;
+  (*result.add_steps()->mutable_metrics())["time/log_probs_s"] = 2;
+  (*result.add_steps()->mutable_metrics())["time/suffix_s"] = 3;
+  result.mutable_steps(0)->set_outcome(v1::StepResult::SKIPPED_EMPTY);
+  result.mutable_steps(1)->set_outcome(v1::StepResult::APPLIED);
+  Metrics metrics;
+  SetRequestMetrics(result, metrics);
+  EXPECT_EQ(metrics.at("time/log_probs_s"), 2);
+  EXPECT_EQ(metrics.at("time/suffix_s"), 3);
+}
+
 TEST(StepMetricsTest, ARequestAveragesLossesAndSumsTokensAndSecondsOverItsAppliedSteps) {
   v1::UpdateResult result;
   for (double loss : {1.0, 3.0}) {

@@ -99,6 +99,18 @@ TEST(TotalsTest, EachMetricHasASumOfItsOwn) {
   EXPECT_EQ(totals.flops, 64);
 }
 
+// It has metrics where it ran for its log-probs.
+TEST(TotalsTest, WorkIsThatOfAppliedSteps) {
+  JournalRow row;
+  *row.mutable_skipped()->add_results() = Step(v1::StepResult::SKIPPED_EMPTY, 1, 1);
+  Totals totals;
+  totals.Count(row, {});
+  EXPECT_EQ(totals.steps[v1::StepResult::SKIPPED_EMPTY], 1u);
+  EXPECT_EQ(totals.tokens_computed, 0);
+  EXPECT_EQ(totals.suffix_s, 0);
+  EXPECT_TRUE(totals.last_step.metrics().empty());
+}
+
 // A later version's enum, in a row that an older server reads.
 TEST(TotalsTest, ValuesThatAreNotKnownAreCountedAsNone) {
   JournalRow row;
@@ -137,8 +149,10 @@ TEST(TotalsTest, DrawnRowsAreCountedByTheirKind) {
       }
       if (kind == "applied") {
         *row.mutable_applied()->mutable_result() = Step(outcome, i, static_cast<double>(i));
-        seconds += static_cast<double>(i);
-        if (outcome == v1::StepResult::APPLIED) last = i;
+        if (outcome == v1::StepResult::APPLIED) {
+          seconds += static_cast<double>(i);
+          last = i;
+        }
       }
       totals.Count(row, {});
     }
