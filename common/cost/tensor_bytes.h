@@ -60,7 +60,10 @@ inline TensorBytes::TensorBytes(const ByteShape& s, int64_t num_rows, int64_t ro
   product = rows * s.run_bytes * s.config.hidden_size;
   gathered = s.tp > 1 ? normed : 0;
   gather_scratch = gathered;
-  sums = s.tp > 1 ? 2 * s.tp * row_parts * s.accumulate_bytes * s.config.hidden_size : 0;
+  // What each rank adds and what comes of the others, in the run dtype; the sum has memory of its own where its dtype
+  // is another.
+  const int64_t of_sums = 2 * normed + (s.run_bytes == s.accumulate_bytes ? 0 : statistic * s.config.hidden_size);
+  sums = s.tp > 1 ? of_sums : 0;
 }
 
 inline int64_t TensorBytes::tape(v1::TapePolicy policy) const {

@@ -36,7 +36,7 @@ RowExchanges KvBackward(v1::TapePolicy policy) { return {.gathers = KeepsElement
 TensorSentBytes OfParts(const ByteShape& s, int64_t row_parts, const RowExchanges& exchanges) {
   const int64_t others = (s.tp - 1) * row_parts * s.config.hidden_size;
   return {.rows = exchanges.gathers * others * s.run_bytes,
-          .row_sums = exchanges.sums * others * s.accumulate_bytes,
+          .row_sums = exchanges.sums * others * s.run_bytes,
           .row_collectives = exchanges.gathers + exchanges.sums};
 }
 

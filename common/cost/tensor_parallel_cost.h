@@ -19,7 +19,7 @@ namespace stemma {
 // By the names of the collectives. Partial gradients are a step's and not a phase's.
 struct TensorSentBytes {
   int64_t rows = 0;        // gathers of rows, in the run dtype
-  int64_t row_sums = 0;    // scatters of their sums, in the accumulate dtype
+  int64_t row_sums = 0;    // scatters of their sums, each rank's part in the run dtype
   int64_t vocabulary = 0;  // numbers of the head's rows
   // Collectives, by themselves: of rows, and of the chunks of the head.
   int64_t row_collectives = 0, head_collectives = 0;

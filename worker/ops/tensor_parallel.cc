@@ -55,7 +55,11 @@ at::Tensor RankTensorParallel::LocalPart(const at::Tensor& all_TD) const {
 }
 
 at::Tensor RankTensorParallel::ScatterSum(const at::Tensor& padded_TD) const {
-  at::Tensor own_TD = padded_TD.narrow(0, rank() * padded_TD.size(0) / size(), padded_TD.size(0) / size());
+  const at::ScalarType sum_dtype = AccType(padded_TD.scalar_type());
+  const int64_t own_rows = padded_TD.size(0) / size();
+  at::Tensor own_TD = sum_dtype == padded_TD.scalar_type()
+                          ? padded_TD.narrow(0, rank() * own_rows, own_rows)
+                          : at::empty({own_rows, padded_TD.size(1)}, padded_TD.options().dtype(sum_dtype));
   ThrowUnlessOk(ranks_.ReduceScatterSum(kRowSumsName, padded_TD, own_TD));
   return own_TD;
 }
@@ -64,24 +68,20 @@ at::Tensor RankTensorParallel::ForwardSum(const at::Tensor& x_TI, const at::Tens
                                           const at::Tensor& residual_TO) const {
   RECORD_USER_SCOPE("ForwardSum");
   const int64_t rows = x_TI.size(0), columns = weight_OI.size(0);
-  const at::ScalarType sum_dtype = AccType(x_TI.scalar_type());
-  at::Tensor padded = at::empty({size() * LocalRows(rows), columns}, x_TI.options().dtype(sum_dtype));
-  at::Tensor own_rows = padded.narrow(0, 0, rows);
-  if (sum_dtype == x_TI.scalar_type()) {
-    at::mm_out(own_rows, x_TI, weight_OI.t());
-  } else {
-    own_rows.copy_(at::mm(x_TI, weight_OI.t()));
-  }
+  const at::Tensor padded = at::empty({size() * LocalRows(rows), columns}, x_TI.options());
+  at::Tensor product = padded.narrow(0, 0, rows);
+  at::mm_out(product, x_TI, weight_OI.t());
   padded.slice(0, rows).zero_();
-  return at::add(ScatterSum(padded), residual_TO).to(x_TI.scalar_type());
+  at::Tensor sum = ScatterSum(padded);
+  // A part of `padded` would keep all of it.
+  if (sum.scalar_type() == x_TI.scalar_type()) return at::add(sum, residual_TO);
+  return sum.add_(residual_TO).to(x_TI.scalar_type());
 }
 
 at::Tensor RankTensorParallel::SumRows(const at::Tensor& partial_TD) const {
   RECORD_USER_SCOPE("SumRows");
   const int64_t rows = partial_TD.size(0);
-  const at::ScalarType sum_dtype = AccType(partial_TD.scalar_type());
-  const at::Tensor padded =
-      at::empty({size() * LocalRows(rows), partial_TD.size(1)}, partial_TD.options().dtype(sum_dtype));
+  const at::Tensor padded = at::empty({size() * LocalRows(rows), partial_TD.size(1)}, partial_TD.options());
   padded.narrow(0, 0, rows).copy_(partial_TD);
   padded.slice(0, rows).zero_();
   return ScatterSum(padded).to(partial_TD.scalar_type(), /*non_blocking=*/false, /*copy=*/true);

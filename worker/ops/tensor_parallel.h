@@ -9,8 +9,9 @@
 //   GatherRows               rows of all ranks                     backward: SumRows
 //   ForwardSum, SumRows      this rank's rows of the ranks' sum    backward: GatherRows
 //
-// A residual is added once, after the sum. Rows are gathered in the dtype in which they are; sums are made in the
-// accumulate dtype: fp32, also in a bf16 run, where each rank's product is rounded to bf16 before, and the sum after.
+// A residual is added once, after the sum. Rows and what is summed travel in the dtype in which they are; sums are made
+// in the accumulate dtype: fp32, also in a bf16 run, where each rank's product is rounded to bf16 before, and the sum
+// after.
 //
 // With one rank nothing moves, and no row is padded: WholeLayers(). Tests put wrong strategies in its place. Engine
 // thread only. Every rank makes the same calls in the same order. Throws CollectiveError where a rank has gone.
@@ -67,8 +68,9 @@ class RankTensorParallel : public TensorParallel {
   at::Tensor Gather(const at::Tensor& values) const override;
 
  protected:
-  // Puts this rank's c rows of the sum of `padded` over the ranks, [size · c, D] of the accumulate dtype, where they
-  // stand in it, and returns them; the other rows are undefined afterwards.
+  // Returns this rank's c rows of the sum of `padded` over the ranks, [size · c, D], in the accumulate dtype. Where
+  // that is the dtype of `padded`, they are a view of where they stand in it, and its other rows are undefined
+  // afterwards.
   virtual at::Tensor ScatterSum(const at::Tensor& padded_TD) const;
 
  private:

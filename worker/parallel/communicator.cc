@@ -23,13 +23,14 @@ void CheckSummable(std::string_view name, const at::Tensor& tensor) {
       << name << ": sums are of float32, float64 or int64, this is " << at::toString(type);
 }
 
-// CHECKs that `whole` holds one `part` for each rank, of the same kind.
-void CheckParts(std::string_view name, const at::Tensor& part, const at::Tensor& whole, int size) {
+// CHECKs that `whole`, of that dtype, holds one `part` for each rank.
+void CheckParts(std::string_view name, const at::Tensor& part, const at::Tensor& whole, int size,
+                at::ScalarType dtype) {
   CheckTensor(name, part);
   CheckTensor(name, whole);
   CHECK_EQ(whole.numel(), part.numel() * size) << name << ": one part for each of " << size << " ranks";
-  CHECK(whole.scalar_type() == part.scalar_type())
-      << name << ": " << at::toString(part.scalar_type()) << " and " << at::toString(whole.scalar_type());
+  CHECK(whole.scalar_type() == dtype) << name << ": " << at::toString(dtype) << " and "
+                                      << at::toString(whole.scalar_type());
   CHECK(whole.device() == part.device()) << name << ": " << part.device() << " and " << whole.device();
 }
 
@@ -41,9 +42,10 @@ CollectiveCall AllReduceCall(std::string_view name, const at::Tensor& values) {
 
 CollectiveCall ReduceScatterCall(std::string_view name, const at::Tensor& input, const at::Tensor& output, int size,
                                  const at::Tensor& scratch = {}) {
-  CheckParts(name, output, input, size);
-  CheckSummable(name, input);
-  if (scratch.defined()) CheckParts(name, output, scratch, size);
+  CheckSummable(name, output);
+  const bool narrow = input.scalar_type() == at::kBFloat16 && output.scalar_type() == at::kFloat;
+  CheckParts(name, output, input, size, narrow ? at::kBFloat16 : output.scalar_type());
+  if (scratch.defined()) CheckParts(name, output, scratch, size, input.scalar_type());
   return {.kind = CollectiveKind::kReduceScatterSum,
           .name = std::string(name),
           .input = input,
@@ -52,7 +54,7 @@ CollectiveCall ReduceScatterCall(std::string_view name, const at::Tensor& input,
 }
 
 CollectiveCall AllGatherCall(std::string_view name, const at::Tensor& input, const at::Tensor& output, int size) {
-  CheckParts(name, input, output, size);
+  CheckParts(name, input, output, size, input.scalar_type());
   return {.kind = CollectiveKind::kAllGather, .name = std::string(name), .input = input, .output = output};
 }
 

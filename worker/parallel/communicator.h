@@ -8,7 +8,9 @@
 // are ordered among those of one pair of ranks only. A rank with several axes calls them in one order, too.
 //
 // Invariants:
-//  (1) A sum has the same bits on every rank, and in every run of the same program with as many ranks.
+//  (1) A sum has the same bits on every rank, and in every run of the same program with as many ranks. In every run:
+//  not
+//      where NCCL adds an all-reduce up in the switch (NVLS), which NCCL_ALGO=^NVLS turns off.
 //  (2) With one rank every call is the identity.
 //  (3) After an error the communicator is broken: every later call, and every Wait, returns that error at once. The
 //      values of the calls concerned are undefined. The generation has ended: the process exits and rejoins.
@@ -93,7 +95,8 @@ class Communicator {
   // Adds the ranks' values, in place. float32, float64 and int64 only: a narrow float would round at every hop.
   absl::Status AllReduceSum(std::string_view name, at::Tensor& values);
   // Adds the ranks' inputs, each of size() equal parts, and puts this rank's part of the sum into output. dtypes as
-  // above. The output may be this rank's part of the input, which is then undefined elsewhere.
+  // above, or bfloat16 inputs whose sum is float32: each part travels as it is and is added in float32, in the order of
+  // the ranks. An output of the inputs' dtype may be this rank's part of the input, which is then undefined elsewhere.
   absl::Status ReduceScatterSum(std::string_view name, const at::Tensor& input, at::Tensor& output);
   // Puts the ranks' inputs into output one after the other. Any dtype. The input may be this rank's part of the output.
   absl::Status AllGather(std::string_view name, const at::Tensor& input, at::Tensor& output);

@@ -31,6 +31,7 @@ class RankProgram {
       }
       Overlapped(type);
     }
+    for (const int64_t count : {int64_t{0}, int64_t{1}, DrawCount(count_max_)}) ReduceScatterOfNarrow(count);
     for (const auto type : {at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kByte}) {
       for (const int64_t count : {int64_t{0}, int64_t{1}, DrawCount(7), DrawCount(count_max_)}) {
         AllGather(type, count, /*in_place=*/false);
@@ -98,6 +99,15 @@ class RankProgram {
     Expect(ranks_.ReduceScatterSum("reduce_scatter", input, output), "reduce-scatter");
     if (!in_place && !input.equal(before)) Fail("reduce-scatter changed its input");
     ExpectSum(output, Sum(type, part * ranks_.size(), draw).narrow(0, ranks_.rank() * part, part), "reduce-scatter");
+    Add(own_, output);
+  }
+
+  // bf16 of every rank, whose sum is fp32: 1 and 1/1024 of each rank are bf16, and their sum is not.
+  void ReduceScatterOfNarrow(int64_t part) {
+    const at::Tensor input = Full(part * ranks_.size(), ranks_.rank() == 0 ? 1.0 : 1.0 / 1024, at::kBFloat16);
+    at::Tensor output = Full(part, 77, at::kFloat);
+    Expect(ranks_.ReduceScatterSum("reduce_scatter", input, output), "reduce-scatter of bf16");
+    ExpectEqual(output, Full(part, 1 + (ranks_.size() - 1) / 1024.0, at::kFloat), "reduce-scatter of bf16");
     Add(own_, output);
   }
 
