@@ -240,6 +240,17 @@ def test_processes_see_the_chosen_gpu_alone(small, device, shown, seen):
     assert f"--hardware card {seen}" in ran.stdout and "--device cuda:0 --only rates" in ran.stdout, ran.stdout
 
 
+@pytest.mark.parametrize("arguments, shown, seen", [([], "", "none"), ([], "5,7", "5,7"), (["--device", "cuda:1"], "5,7", "7")])
+def test_exchanges_between_gpus_see_all_unless_one_is_chosen(small, tmp_path, arguments, shown, seen):
+    folder, check = small
+    (folder / "bin" / "gpu_bench").write_text("#!/bin/sh\n")
+    tests = {name: "echo seen=${CUDA_VISIBLE_DEVICES-none}" for name in ("a_test", "nccl_transport_test")}
+    check("tests 1 x\n", tests, "60", *arguments, CUDA_VISIBLE_DEVICES=shown)
+    of = {name: (tmp_path / "r.json.logs" / f"{name}.log").read_text().strip() for name in tests}
+    assert of["nccl_transport_test"] == f"seen={seen}", of
+    assert of["a_test"] == f"seen={'0' if not shown else '7' if arguments else '5'}", of
+
+
 def test_a_device_that_is_not_there_is_a_clear_error(unpacked):
     for arguments, shown, said in (("cuda:x", "", "where K is a number"), ("cuda:2", "5,7", "CUDA_VISIBLE_DEVICES shows 2")):
         ran = run(unpacked, "--device", arguments, "--run", "env", TORCH_ROOT=os.path.dirname(torch_folders()[0]), PATH=os.environ["PATH"],

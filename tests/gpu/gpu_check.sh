@@ -6,12 +6,13 @@
 #
 # SECONDS (default 1800) are for all parts together. Parts run in order of importance, each in a process of its own that is ended
 # when it takes twice what is expected and a minute or, with others behind it, half of what is left, and report.json is written after
-# every row. --device cuda:1 shows the processes that GPU alone. --dry-run says what would run. LibTorch is that of TORCH_ROOT, or of
-# the torch that python (or $PYTHON) imports. Exit status: 0 all parts ran, 1 one could not, 2 this machine lacks something.
+# every row. Processes see one GPU, cuda:0 or the one of --device; the test of exchanges between GPUs sees all where no --device is given.
+# --dry-run says what would run. LibTorch is that of TORCH_ROOT, or of the torch that python (or $PYTHON) imports.
+# Exit status: 0 all parts ran, 1 one could not, 2 this machine lacks something.
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-seconds=1800 only="" dry_run=false device=cuda:0 report="$here/report.json" run=()
+seconds=1800 only="" dry_run=false device=cuda report="$here/report.json" run=()
 
 fail() {
   echo "gpu_check.sh: $1" >&2
@@ -97,7 +98,7 @@ for folder in "$torch_root"/../nvidia/*/lib /usr/local/cuda/lib64; do
 done
 # The process sees the chosen GPU alone, as its first: binaries, python and nvidia-smi then mean the same one. K counts those of
 # CUDA_VISIBLE_DEVICES, where it is set, as --device does of a worker.
-gpu=0
+gpu=0 chosen=$device all_gpus=${CUDA_VISIBLE_DEVICES:-}
 case "$device" in
   cuda | cuda:*)
     gpu=${device#cuda} gpu=${gpu#:} gpu=${gpu:-0}
@@ -112,6 +113,12 @@ case "$device" in
     export CUDA_VISIBLE_DEVICES=$gpu
     device=cuda:0 ;;
 esac
+# What exchanges tensors between GPUs sees all that this script was shown, unless one of them was chosen.
+for_nccl=(env)
+if [ "$chosen" = cuda ]; then
+  for_nccl=(env -u CUDA_VISIBLE_DEVICES)
+  [ -z "$all_gpus" ] || for_nccl=(env "CUDA_VISIBLE_DEVICES=$all_gpus")
+fi
 export STEMMA_TEST_DEVICE=$device STEMMA_GPU_GOLDEN="$here/golden"
 # For our own binaries: python has libraries of the same names, and of other versions.
 native() {
@@ -170,7 +177,9 @@ run_tests() {
     rm -f "$logs/$name.json"
     local test_begin
     test_begin=$(date +%s)
-    native within "$limit" "$test" "--gtest_output=json:$logs/$name.json" >"$logs/$name.log" 2>&1
+    local shown=(env)
+    [ "$name" != nccl_transport_test ] || shown=("${for_nccl[@]}")
+    native within "$limit" "${shown[@]}" "$test" "--gtest_output=json:$logs/$name.json" >"$logs/$name.log" 2>&1
     result=$?
     echo "$name: exit status $result"
     [ "$result" -eq 0 ] || status=1

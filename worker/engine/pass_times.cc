@@ -3,6 +3,9 @@
 namespace stemma::worker {
 
 void PassTimes::End(const Operation& operation, double apart_s, double held_s, PassSums& sums) {
+  // On a device behind its host neither is a part of what lies between the device's marks: the host waits for the
+  // device there, too, for as long as all that it queued before takes.
+  if (!at_once_) apart_s = held_s = 0;
   timed_.push_back({operation, begin_, clock_->Mark(), apart_s, held_s});
   if (at_once_) Settle(sums);
 }

@@ -30,7 +30,7 @@ class PassTimes {
   // Waits until the device has done all that it was given.
   void AwaitDevice() { clock_->At(clock_->Mark()); }
   // Ends the operation that began last. `apart_s`: seconds of the host in it that belong to no phase. `held_s`: what
-  // held the engine in it, as SpanOf takes it.
+  // held the engine in it, as SpanOf takes it. Both count only where the host's clock is the device's.
   void End(const Operation& operation, double apart_s, double held_s, PassSums& sums);
   // Adds what is not added yet; waits for the device.
   void Settle(PassSums& sums);

@@ -24,7 +24,10 @@ void TellInterfaceOf(const std::string& own_host) {
 
 }  // namespace
 
-void TellCuda() { Tell("CUDA_DEVICE_MAX_CONNECTIONS", "32"); }
+void TellCuda() {
+  Tell("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+  Tell("CUDA_MODULE_LOADING", "EAGER");
+}
 
 void TellNccl(const std::string& own_host) {
   TellInterfaceOf(own_host);

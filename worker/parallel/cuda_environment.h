@@ -11,11 +11,14 @@ namespace stemma::worker {
 
 // All that is ever told. A process that starts itself anew clears what no operator has set (worker/main/worker_run.cc):
 // it may be another build, or have another address.
-inline constexpr const char* kToldVariables[] = {"CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_SOCKET_IFNAME",
-                                                 "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS"};
+inline constexpr const char* kToldVariables[] = {"CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING",
+                                                 "NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+                                                 "TORCH_NCCL_RETHROW_CUDA_ERRORS"};
 
 // Asks for as many queues of the device as there may be. Streams beyond their number, which is 8 else, share queues and
-// wait for each other there: the compute stream, those of copies and each communicator's are more. REQUIRES: CUDA has
+// wait for each other there: the compute stream, those of copies and each communicator's are more. And for all kernels
+// to be loaded at the start: one that is loaded when it is first called may wait until the device is idle, while a
+// pipeline's message to a stage that waits in the same way is still on it, and neither would go on. REQUIRES: CUDA has
 // not been called.
 void TellCuda();
 

@@ -21,9 +21,10 @@ constexpr int kMessages = 2;                             // of an exchange
 constexpr int kSmallExchanges = 7, kLargeExchanges = 3;  // that are counted
 constexpr double kSmallShare = 1.0 / 3;                  // of the time
 constexpr int64_t kSmallBytes = 4;
-// The larger ones are for links on which the bytes of those before them are few beside the message; the last one is for
-// those alone.
-constexpr std::array<int64_t, 4> kLargeBytes = {64 << 10, 512 << 10, 4 << 20, 16 << 20};
+// The larger ones are for links on which the bytes of those before them are few beside the message; those from
+// kOfFastLinks on are for such links alone.
+constexpr std::array<int64_t, 5> kLargeBytes = {64 << 10, 512 << 10, 4 << 20, 16 << 20, 64 << 20};
+constexpr size_t kOfFastLinks = 3;
 // An exchange that takes fewer times what a small one does is mostly message, and what held it up would pass for bytes.
 constexpr double kClear = 4;
 constexpr double kNanosecondsOfSecond = 1e9;
@@ -134,7 +135,7 @@ class AxisProbe {
   // of bytes, so the next is tried whatever the time; else its exchanges must fit into what is left.
   bool Tries(size_t size, const ExchangeTime& small, const ExchangeTime& before) const {
     if (before.fastest_s < kClear * small.median_s) return true;
-    if (size + 1 == kLargeBytes.size()) return false;
+    if (size >= kOfFastLinks) return false;
     const double times = static_cast<double>(kLargeBytes[size]) / static_cast<double>(kLargeBytes[size - 1]);
     const double of_bytes_s = (before.fastest_s - small.fastest_s) * times;
     return spent_s_ + (1 + kLargeExchanges) * (small.median_s + of_bytes_s) <= kLinkProbeSeconds;

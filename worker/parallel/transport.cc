@@ -28,13 +28,16 @@ void ConnectPairs(const c10::intrusive_ptr<c10d::Store>& store, const AxisRank& 
     auto& backend = (axis.rank == from ? backends.to : backends.from)[static_cast<size_t>(peer)];
     backend = connect(c10::make_intrusive<c10d::PrefixStore>(absl::StrCat(from, "to", to), store), pair);
   };
-  // In one order on all ranks: the lower of two that wait for each other goes on first.
-  const int pairs = axis.size == 2 ? 1 : axis.size;
-  for (int rank = 0; rank < pairs && axis.size > 1; ++rank) {
-    const int next = (rank + 1) % axis.size;
+  const auto both_ways = [&](int rank, int next) {
     one_way(rank, next);
     one_way(next, rank);
+  };
+  // In one order on all ranks, so that none waits in a circle: (0, 1), (2, 3), … side by side, then (1, 2), (3, 4), …,
+  // then the ring's end. A rank waits for two pairs at most, however many ranks there are.
+  for (const int first : {0, 1}) {
+    for (int rank = first; rank + 1 < axis.size; rank += 2) both_ways(rank, rank + 1);
   }
+  if (axis.size > 2) both_ways(axis.size - 1, 0);
 }
 
 }  // namespace

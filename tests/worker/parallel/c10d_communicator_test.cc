@@ -249,6 +249,53 @@ TEST(C10dCommunicator, AnAxisWhosePairsAreApartHasNoBackendOfAllOnTheDevice) {
   EXPECT_NE(backends.device, nullptr);
 }
 
+// Two ranks that connect wait for each other, and then need one unit of time for it. What a rank waits must not grow
+// with the ranks: each has a minute in all.
+TEST(C10dCommunicator, PairsConnectSideBySide) {
+  for (int size = 2; size < 40; ++size) {
+    std::map<std::string, std::vector<int>> ranks_of;
+    std::vector<std::vector<std::string>> calls(static_cast<size_t>(size));
+    for (int rank = 0; rank < size; ++rank) {
+      worker::AxisRank axis;
+      axis.axis = "pp";
+      axis.rank = rank;
+      axis.size = size;
+      axis.pairs_apart = true;
+      const auto connect = [&](const auto& /*store*/, const worker::AxisRank& pair) {
+        ranks_of[pair.axis].push_back(rank);
+        calls[static_cast<size_t>(rank)].push_back(pair.axis);
+        return c10::make_intrusive<KeepingBackend>();
+      };
+      worker::AxisBackends backends;
+      worker::ConnectOnDevice(c10::make_intrusive<c10d::HashStore>(), axis, connect, backends);
+      for (const int neighbour : {(rank + 1) % size, (rank + size - 1) % size}) {
+        EXPECT_NE(backends.to[static_cast<size_t>(neighbour)], nullptr) << rank << " to " << neighbour;
+        EXPECT_NE(backends.from[static_cast<size_t>(neighbour)], nullptr) << neighbour << " to " << rank;
+      }
+    }
+    std::vector<size_t> done(calls.size());
+    int time = 0;
+    for (bool moved = true; moved; time += moved ? 1 : 0) {
+      moved = false;
+      std::vector<size_t> next = done;
+      for (const auto& [pair, ranks] : ranks_of) {
+        ASSERT_EQ(ranks.size(), 2u) << pair;
+        const auto waits = [&](int rank) {
+          const auto& own = calls[static_cast<size_t>(rank)];
+          const size_t at = done[static_cast<size_t>(rank)];
+          return at < own.size() && own[at] == pair;
+        };
+        if (!waits(ranks[0]) || !waits(ranks[1])) continue;
+        for (const int rank : ranks) ++next[static_cast<size_t>(rank)];
+        moved = true;
+      }
+      done = next;
+    }
+    for (size_t rank = 0; rank < calls.size(); ++rank) EXPECT_EQ(done[rank], calls[rank].size()) << "a circle of waits";
+    EXPECT_LE(time, size == 2 ? 2 : size % 2 == 0 ? 4 : 6) << size << " ranks";
+  }
+}
+
 // Writes down its calls, of two ranks that are alike.
 class FillingBackend final : public c10d::Backend {
  public:

@@ -41,6 +41,7 @@ TEST_F(CudaEnvironment, EverythingThatIsToldIsInTheList) {
   EXPECT_EQ(told["NCCL_SOCKET_IFNAME"].substr(0, 3), "=lo");
   told.erase("NCCL_SOCKET_IFNAME");
   const std::map<std::string, std::string> expected = {{"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
+                                                       {"CUDA_MODULE_LOADING", "EAGER"},
                                                        {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"},
                                                        {"TORCH_NCCL_RETHROW_CUDA_ERRORS", "0"}};
   EXPECT_EQ(told, expected);

@@ -47,13 +47,14 @@ using HeldUp = std::function<double(bool first)>;
 class StatedRank final : public Communicator {
  public:
   StatedRank(std::unique_ptr<Communicator> right, const Link& link, HeldUp held_up, StatedClock& clock,
-             std::set<CollectiveKind>& kinds)
+             std::set<CollectiveKind>& kinds, int64_t& most_bytes)
       : Communicator(right->axis(), right->rank(), right->size()),
         right_(std::move(right)),
         link_(link),
         held_up_(std::move(held_up)),
         clock_(clock),
-        kinds_(kinds) {}
+        kinds_(kinds),
+        most_bytes_(most_bytes) {}
 
  private:
   StartedCall Start(const CollectiveCall& call) override {
@@ -68,6 +69,7 @@ class StatedRank final : public Communicator {
     seconds += held_up_(whole_bytes != last_bytes_);
     last_bytes_ = whole_bytes;
     kinds_.insert(call.kind);
+    most_bytes_ = std::max(most_bytes_, whole_bytes);
     const auto passing = [this, seconds](StartedCall started) -> StartedCall {
       return {[this, seconds, wait = std::move(started.wait)] {
         clock_.Pass(seconds);
@@ -92,6 +94,7 @@ class StatedRank final : public Communicator {
   const HeldUp held_up_;
   StatedClock& clock_;
   std::set<CollectiveKind>& kinds_;
+  int64_t& most_bytes_;
   int64_t last_bytes_ = -1;
 };
 
@@ -103,6 +106,7 @@ struct Probed {
   double took_s = 0;                                      // by the rank's clock
   std::map<std::string, CollectiveTotals> data_totals;    // what its data communicator counted
   std::map<std::string, std::set<CollectiveKind>> kinds;  // that were timed, by axis
+  std::map<std::string, int64_t> most_bytes;              // of a timed one's whole tensor, by axis
 };
 
 // What holds up the calls of a rank.
@@ -123,8 +127,9 @@ std::vector<Probed> Probe(const v1::Mesh& mesh, const StatedLink& stated, const 
     const std::map<std::string, std::unique_ptr<Communicator>*> axes = {
         {"data", &of_rank.data}, {"cp", &of_rank.cp}, {"tp", &of_rank.tp}, {"pp", &of_rank.pp}};
     for (const auto& [axis, communicator] : axes) {
-      *communicator = std::make_unique<StatedRank>(std::move(*communicator), stated(rank, axis), held_up(rank),
-                                                   clocks[rank], probed[rank].kinds[axis]);
+      *communicator =
+          std::make_unique<StatedRank>(std::move(*communicator), stated(rank, axis), held_up(rank), clocks[rank],
+                                       probed[rank].kinds[axis], probed[rank].most_bytes[axis]);
     }
     threads.emplace_back([&of_rank, &clock = clocks[rank], &to = probed[rank]] {
       absl::StatusOr<std::vector<AxisLink>> links = ProbeLinks(of_rank, at::kCPU, clock);
@@ -226,6 +231,16 @@ TEST(LinkProbeTest, AnotherLinkIsToldApart) {
   EXPECT_NEAR(probed(narrower).byte_s / probed(one).byte_s, 2, 1e-2);
 }
 
+// A link whose messages are slow beside its bytes is asked with the largest ones; one on which they are clear is not.
+TEST(LinkProbeTest, OnlyAFastLinkIsAskedWithTheLargestMessages) {
+  const auto bytes_of = [](const Link& link) {
+    return Probe(MakeMesh({.tp = 2}), Everywhere(link))[0].most_bytes.at("tp");
+  };
+  EXPECT_EQ(bytes_of({4e-5, 4e11}), 64 << 20);
+  EXPECT_EQ(bytes_of({4e-5, 5e10}), 16 << 20);
+  EXPECT_LE(bytes_of({4e-5, 1e9}), 4 << 20);
+}
+
 TEST(LinkProbeTest, TheSlowestRankDecidesForItsGroupAlone) {
   const Link fast = {4e-5, 1e9}, slow = {9e-5, 2e8};
   const v1::Mesh mesh = MakeMesh({.dp = 2, .tp = 3});  // rank 4 is in the second group of tp
@@ -278,7 +293,7 @@ TEST(LinkProbeTest, ASlowLinkIsProbedForAShortTime) {
       return Link{stated.delay_s / (rank == 0 ? 1 : 10), stated.bytes_per_s * (rank == 0 ? 1 : 10)};
     });
     double sizes_s = 0;
-    for (const int64_t bytes : {4, 64 << 10, 512 << 10, 4 << 20, 16 << 20}) {
+    for (const int64_t bytes : {4, 64 << 10, 512 << 10, 4 << 20, 16 << 20, 64 << 20}) {
       const double collective_s = stated.seconds(CollectiveBytes(CollectiveKind::kAllGather, bytes, 3));
       const double pairs_s = 2 * stated.seconds(bytes);  // two pairs, one after the other
       sizes_s += 2 * 2 * (collective_s + pairs_s);

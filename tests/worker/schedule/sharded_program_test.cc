@@ -67,7 +67,7 @@ class ShardedProgramTest : public ::testing::TestWithParam<uint32_t> {
       group.uid = absl::StrCat("g", request_.groups.size());
       group.prompt_tokens = draw_.Between(1, 900);
       for (int64_t i = draw_.Between(1, 9); i > 0; --i) {
-        group.rollouts.push_back({absl::StrCat(group.uid, "/", i), draw_.Between(1, 300), draw_.Chance(90)});
+        group.rollouts.push_back({draw_.Between(1, 300), draw_.Chance(90)});
       }
     }
     request_.log_prob_passes = static_cast<int>(draw_.Between(0, 1));
@@ -94,7 +94,7 @@ class ShardedProgramTest : public ::testing::TestWithParam<uint32_t> {
       group.uid = absl::StrCat("g", g);
       group.prompt_tokens = draw_.Between(2050, 2200);
       const int64_t rollouts = draw_.Between(1, 9), tokens = draw_.LogBetween(20, 9000);
-      for (int64_t i = 0; i < rollouts; ++i) group.rollouts.push_back({absl::StrCat(group.uid, "/", i), tokens, true});
+      for (int64_t i = 0; i < rollouts; ++i) group.rollouts.push_back({tokens, true});
     }
   }
 
