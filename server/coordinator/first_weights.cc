@@ -14,12 +14,10 @@ namespace {
 constexpr size_t kNamedFoldersMax = 3;
 
 // Says of the first few why each is no checkpoint.
-std::string ReasonsOf(const std::vector<LeftOutFolder>& folders) {
-  std::vector<std::string> reasons;
-  for (size_t i = 0; i < std::min(folders.size(), kNamedFoldersMax); ++i) reasons.push_back(folders[i].why);
-  const std::string text = absl::StrJoin(reasons, "; ");
-  return folders.size() <= kNamedFoldersMax ? text
-                                            : absl::StrCat(text, "; and ", folders.size() - kNamedFoldersMax, " more");
+std::string ReasonsOf(const std::vector<std::string>& reasons) {
+  const size_t said = std::min(reasons.size(), kNamedFoldersMax);
+  const std::string text = absl::StrJoin(reasons.begin(), reasons.begin() + static_cast<int64_t>(said), "; ");
+  return said == reasons.size() ? text : absl::StrCat(text, "; and ", reasons.size() - said, " more");
 }
 
 bool IsFound(const Storage& storage, const std::string& name) {

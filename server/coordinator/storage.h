@@ -45,7 +45,7 @@ class Storage {
   // The other folders beside them, which no checkpoint can be renamed to.
   const std::vector<std::string>& other_folders() const { return other_folders_; }
   // The folders that Open left out of the checkpoints.
-  const std::vector<LeftOutFolder>& left_out() const { return left_out_; }
+  const std::vector<std::string>& left_out() const { return left_out_; }
   uint64_t last_row() const { return last_row_; }
 
   const CheckpointStore& checkpoints() const { return checkpoints_; }
@@ -99,7 +99,7 @@ class Storage {
   const CheckpointStore checkpoints_;
   std::vector<internal::v1::KnownCheckpoint> found_;
   std::vector<std::string> other_folders_;
-  std::vector<LeftOutFolder> left_out_;
+  std::vector<std::string> left_out_;
   internal::v1::JournalState state_;
   uint64_t last_row_ = 0;
   std::atomic<uint64_t> snapshot_bytes_ = 0;  // of the last one in the journal

@@ -19,7 +19,6 @@
 namespace stemma::server {
 
 struct PlannerRollout {
-  std::string rollout_id;
   int64_t response_tokens = 0;
   bool run = true;  // false: nothing to compute (empty, fully masked, zero advantage without other terms)
 };

@@ -8,7 +8,6 @@
 #include "common/base/error.h"
 #include "glog/logging.h"
 #include "server/protocol/answers.h"
-#include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
 namespace {

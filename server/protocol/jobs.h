@@ -39,11 +39,8 @@ class Jobs {
   void Restore();
 
   RequestTable& table() { return table_; }
-  const RequestTable& table() const { return table_; }
   JobQueue& queue() { return queue_; }
-  const JobQueue& queue() const { return queue_; }
   RunningJob& running() { return running_; }
-  const RunningJob& running() const { return running_; }
   // REQUIRES: an update runs.
   UpdateRecord& RunningUpdate();
   // Holds the ended request whose decided steps are computed again, while that runs. REQUIRES: nothing runs.

@@ -12,7 +12,6 @@
 #include "server/protocol/incident.h"
 #include "server/protocol/lineage_changes.h"
 #include "server/protocol/takeover.h"
-#include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
 

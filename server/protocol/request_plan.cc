@@ -61,9 +61,8 @@ PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunCon
     to.prompt_tokens = group.prompt_tokens().size() / kTokenBytes;
     for (const v1::Rollout& rollout : group.rollouts()) {
       const int64_t tokens = rollout.response_tokens().size() / kTokenBytes;
-      to.rollouts.push_back({.rollout_id = rollout.rollout_id(),
-                             .response_tokens = tokens,
-                             .run = tokens > 0 && (!update || RolloutRuns(header, rollout))});
+      to.rollouts.push_back(
+          {.response_tokens = tokens, .run = tokens > 0 && (!update || RolloutRuns(header, rollout))});
     }
   }
   result.schedule = request.header().has_schedule() ? request.header().schedule() : run.schedule();

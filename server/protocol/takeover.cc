@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/error.h"
 #include "common/base/weights_digest_text.h"
 
 namespace stemma::server {

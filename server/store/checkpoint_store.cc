@@ -334,7 +334,7 @@ absl::StatusOr<ScannedCheckpoints> CheckpointStore::Scan() const {
     } else if (SaysItIsNone(stored.status())) {
       const std::string why(stored.status().message());
       LOG(WARNING) << "left out of the checkpoints: " << why;
-      if (MayBeFolder(path)) scanned.left_out.push_back({name, why});
+      if (MayBeFolder(path)) scanned.left_out.push_back(why);
     } else {
       return stored.status();
     }

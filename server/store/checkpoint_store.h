@@ -36,15 +36,9 @@ struct StoredCheckpoint {
   std::string client_state;  // as it was saved
 };
 
-// A folder that is no checkpoint at this start.
-struct LeftOutFolder {
-  std::string name;
-  std::string why;  // with its path
-};
-
 struct ScannedCheckpoints {
   std::vector<StoredCheckpoint> checkpoints;  // by step and then name
-  std::vector<LeftOutFolder> left_out;
+  std::vector<std::string> left_out;          // why a folder is no checkpoint at this start, with its path
 };
 
 // Returns it as the journal knows it.

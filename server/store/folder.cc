@@ -13,7 +13,6 @@
 #include "common/base/file.h"
 #include "common/base/status_macros.h"
 #include "common/base/temporary_folder.h"
-#include "common/base/unique_fd.h"
 #include "glog/logging.h"
 
 namespace stemma::server {

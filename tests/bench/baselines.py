@@ -11,7 +11,7 @@ import torch
 import transformers
 from prefix_grouper import PrefixGrouper
 from prefix_grouper.forward import AttentionForward
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.modeling_utils import AttentionInterface
 
 transformers.utils.logging.disable_progress_bar()

@@ -68,7 +68,7 @@ PlannerRequest Request(int64_t groups, int64_t mini_batch_groups, v1::Schedule s
     group.uid = absl::StrCat("group-", g);
     group.prompt_tokens = DrawSize(kPromptMin, kPromptMax, random);
     for (int64_t i = 0; i < kRollouts; ++i) {
-      group.rollouts.push_back({absl::StrCat(g, "/", i), DrawSize(kResponseMin, kResponseMax, random)});
+      group.rollouts.push_back({DrawSize(kResponseMin, kResponseMax, random)});
     }
     request.groups.push_back(std::move(group));
   }

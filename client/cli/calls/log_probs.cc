@@ -26,8 +26,7 @@ absl::StatusOr<std::map<std::string, RolloutLogProbs>> QueryLogProbs(Connection&
   grpc::ClientContext context;
   RETURN_IF_ERROR(ComputeLogProb(connection.stub(), context, header, groups, [&](const v1::GroupResult& group) {
     for (const v1::RolloutResult& rollout : group.rollouts()) {
-      results[rollout.rollout_id()] = {.uid = group.uid(),
-                                       .log_probs = Values(rollout.log_probs(), group.dtype()),
+      results[rollout.rollout_id()] = {.log_probs = Values(rollout.log_probs(), group.dtype()),
                                        .entropy = Values(rollout.entropy(), group.dtype())};
     }
   }));

@@ -12,7 +12,6 @@
 namespace stemma::cli {
 
 struct RolloutLogProbs {
-  std::string uid;
   std::vector<double> log_probs;  // [R]; empty: the rollout was not run (an empty response)
   std::vector<double> entropy;    // [R], when asked for
 };

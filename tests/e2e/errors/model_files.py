@@ -10,7 +10,7 @@ import struct
 SINGLE, INDEX, SHARD = "model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors"
 NORM_SHARD, CONFIG = "model-00002-of-00002.safetensors", "config.json"
 HEADER_LIMIT = 100_000_000
-NORM, EMBED = "model.norm.weight", "model.embed_tokens.weight"
+NORM = "model.norm.weight"
 
 
 def read_parts(path):

@@ -47,7 +47,7 @@ class ContextPlansTest : public ::testing::TestWithParam<uint32_t> {
       group.uid = absl::StrCat("g", request_.groups.size());
       group.prompt_tokens = draw_.Between(1, 1500);
       for (int64_t i = draw_.Between(1, 12); i > 0; --i) {
-        group.rollouts.push_back({absl::StrCat(group.uid, "/", i), draw_.Between(1, 500), draw_.Between(0, 9) > 0});
+        group.rollouts.push_back({draw_.Between(1, 500), draw_.Between(0, 9) > 0});
       }
     }
     request_.mini_batch_groups = draw_.Between(0, 1) * draw_.Between(1, 8);

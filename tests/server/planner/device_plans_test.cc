@@ -60,7 +60,7 @@ PlannerRequest DrawRequest(Draw& draw) {
     group.uid = absl::StrCat(g);
     group.prompt_tokens = 1 + draw.LogBetween(1, 6000);
     const int64_t rollouts = draw.Between(1, 12);
-    for (int64_t i = 0; i < rollouts; ++i) group.rollouts.push_back({absl::StrCat(i), draw.LogBetween(1, 3000)});
+    for (int64_t i = 0; i < rollouts; ++i) group.rollouts.push_back({draw.LogBetween(1, 3000)});
   }
   return request;
 }
@@ -173,7 +173,7 @@ PlannerRequest OneGroupOf(int64_t prompt, int64_t response, int rollouts, v1::Sc
   PlannerRequest request;
   request.schedule = schedule;
   request.groups = {{.uid = "g", .prompt_tokens = prompt, .rollouts = {}}};
-  for (int i = 0; i < rollouts; ++i) request.groups[0].rollouts.push_back({absl::StrCat(i), response});
+  for (int i = 0; i < rollouts; ++i) request.groups[0].rollouts.push_back({response});
   return request;
 }
 

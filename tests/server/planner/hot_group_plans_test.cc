@@ -32,7 +32,7 @@ class HotGroupTest : public ::testing::Test {
     PlannerGroup& group = request_.groups.emplace_back();
     group.uid = absl::StrCat("g", request_.groups.size());
     group.prompt_tokens = prompt_tokens;
-    for (int i = 0; i < rollouts; ++i) group.rollouts.push_back({absl::StrCat(group.uid, "/", i), response_tokens});
+    for (int i = 0; i < rollouts; ++i) group.rollouts.push_back({response_tokens});
   }
   v1::StepReport Report(uint32_t dp) {
     model_.run.mutable_mesh()->set_dp(dp);

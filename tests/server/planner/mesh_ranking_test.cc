@@ -76,7 +76,7 @@ PlannerRequest RequestOf(const std::vector<int64_t>& prompts, int64_t rollouts, 
     PlannerGroup& group = request.groups.emplace_back();
     group.uid = absl::StrCat("g", request.groups.size());
     group.prompt_tokens = prompt;
-    for (int64_t i = 0; i < rollouts; ++i) group.rollouts.push_back({absl::StrCat(group.uid, "/", i), response});
+    for (int64_t i = 0; i < rollouts; ++i) group.rollouts.push_back({response});
   }
   return request;
 }

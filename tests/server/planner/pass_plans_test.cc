@@ -49,7 +49,7 @@ class PassPlansTest : public ::testing::Test {
       group.uid = absl::StrCat("g", g);
       group.prompt_tokens = 1 + Below(900);
       for (int64_t r = 1 + Below(6); r > 0; --r) {
-        group.rollouts.push_back({absl::StrCat(group.uid, "/", r), 1 + Below(300)});
+        group.rollouts.push_back({1 + Below(300)});
       }
     }
     request.forward_only = Below(2) == 0;

@@ -47,7 +47,7 @@ PlannerGroup Group(const std::string& uid, int64_t prompt, std::vector<int64_t> 
   PlannerGroup group;
   group.uid = uid;
   group.prompt_tokens = prompt;
-  for (const int64_t rows : responses) group.rollouts.push_back({absl::StrCat(uid, "/", group.rollouts.size()), rows});
+  for (const int64_t rows : responses) group.rollouts.push_back({rows});
   return group;
 }
 

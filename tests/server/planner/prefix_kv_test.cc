@@ -8,7 +8,6 @@
 #include <random>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/mesh.h"
 #include "common/cost/context_parallel_cost.h"
 #include "common/cost/state_bytes.h"
@@ -72,7 +71,7 @@ TEST(PrefixKvTest, AGroupIsSplitOnlyWhereThePassBeforeTheStepHoldsIt) {
   PlannerGroup& group = request.groups.emplace_back();
   group.uid = "hot";
   group.prompt_tokens = 3000;
-  for (int i = 0; i < 8; ++i) group.rollouts.push_back({absl::StrCat("hot/", i), 40, true});
+  for (int i = 0; i < 8; ++i) group.rollouts.push_back({40, true});
   request.log_prob_passes = 1;
   request.reads_checkpoint = true;
   const StateBytes state = StateBytesOf(model.config, model.run);

@@ -38,7 +38,7 @@ class RankPlansTest : public ::testing::TestWithParam<uint32_t> {
       group.uid = absl::StrCat("g", request_.groups.size());
       group.prompt_tokens = Between(1, 900);
       for (int64_t i = Between(1, 9); i > 0; --i) {
-        group.rollouts.push_back({absl::StrCat(group.uid, "/", i), Between(1, 300), Between(0, 9) > 0});
+        group.rollouts.push_back({Between(1, 300), Between(0, 9) > 0});
       }
     }
     request_.mini_batch_groups = Between(0, 1) * Between(1, 8);
@@ -226,7 +226,7 @@ TEST(RankPlansBalanceTest, EvenGroupsAreDealtEvenly) {
     PlannerGroup& group = request.groups.emplace_back();
     group.uid = absl::StrCat("g", g);
     group.prompt_tokens = 200;
-    for (int i = 0; i < 4; ++i) group.rollouts.push_back({absl::StrCat(g, "/", i), 50});
+    for (int i = 0; i < 4; ++i) group.rollouts.push_back({50});
   }
   const auto plan = MakePlan(model, request);
   ASSERT_TRUE(plan.ok()) << plan.status();

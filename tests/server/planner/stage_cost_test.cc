@@ -124,7 +124,7 @@ TEST(StageCostTest, OperationsOfACopyCostWhatTheirStagesDo) {
   options.stages = StageShapes(BenchModel(), run);
   options.rates[server::kStageByte] = 1e-9;
   options.rates[server::kStageMessage] = 1e-3;
-  std::vector<server::PlannerGroup> groups = {{.uid = "g", .prompt_tokens = 101, .rollouts = {{"a", 30}, {"b", 70}}}};
+  std::vector<server::PlannerGroup> groups = {{.uid = "g", .prompt_tokens = 101, .rollouts = {{30}, {70}}}};
   v1::Cluster cluster;
   cluster.add_prefix_groups(0);
   cluster.set_prefix_policy(v1::S0);

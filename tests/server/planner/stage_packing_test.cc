@@ -54,7 +54,7 @@ struct Copy {
     packed.reuse = reuse && prompt_tokens > 1;
     for (const int64_t rows : response_tokens) {
       packed.members.push_back({static_cast<uint32_t>(group.rollouts.size()), rows});
-      group.rollouts.push_back({absl::StrCat(group.uid, "/", rows), rows, true});
+      group.rollouts.push_back({rows, true});
     }
   }
 

@@ -38,7 +38,7 @@ inline PlannerRequest DrawRequest(Draw& draw, int64_t groups) {
     group.uid = absl::StrCat("g", g);
     group.prompt_tokens = draw.Between(1, 1500);
     for (int64_t i = draw.Between(1, 12); i > 0; --i) {
-      group.rollouts.push_back({absl::StrCat(group.uid, "/", i), draw.Between(1, 500), draw.Between(0, 9) > 0});
+      group.rollouts.push_back({draw.Between(1, 500), draw.Between(0, 9) > 0});
     }
   }
   request.mini_batch_groups = draw.Between(0, 1) * draw.Between(1, 8);

@@ -109,7 +109,7 @@ SimulationQuestion BenchQuestion(const MeshSizes& sizes, const Rates& rates) {
   PlannerRequest request;
   for (int g = 0; g < 4; ++g) {
     request.groups.push_back({.uid = absl::StrCat("g", g), .prompt_tokens = 513, .rollouts = {}});
-    for (int i = 0; i < 8; ++i) request.groups.back().rollouts.push_back({absl::StrCat(g, "/", i), 128});
+    for (int i = 0; i < 8; ++i) request.groups.back().rollouts.push_back({128});
   }
   asked.requests = {{"the request", std::move(request)}};
   return question;

@@ -121,13 +121,11 @@ TEST_F(CheckpointStoreTest, ScanOrdersByStepAndNameAndLeavesOutWhatIsDamaged) {
   std::vector<std::string> names;
   for (const StoredCheckpoint& stored : found->checkpoints) names.push_back(stored.manifest.name());
   EXPECT_THAT(names, ::testing::ElementsAre("z", "a", "b", "c"));
-  std::vector<std::string> left_out;
-  for (const LeftOutFolder& folder : found->left_out) {
-    left_out.push_back(folder.name);
-    EXPECT_THAT(folder.why, HasSubstr("checkpoints")) << "it names the folder";
-    EXPECT_THAT(folder.why, HasSubstr(folder.name));
+  std::vector<::testing::Matcher<std::string>> reasons;
+  for (const char* name : {"hurt", "renamed", "no-manifest", "link", "link-to-nothing"}) {
+    reasons.push_back(::testing::ContainsRegex(absl::StrCat("checkpoints/", name, "[^a-z-]")));
   }
-  EXPECT_THAT(left_out, ::testing::UnorderedElementsAre("hurt", "renamed", "no-manifest", "link", "link-to-nothing"));
+  EXPECT_THAT(found->left_out, ::testing::UnorderedElementsAreArray(reasons)) << "each names its folder";
   EXPECT_TRUE(fs::exists(Path("hurt"))) << "it is left for the operator";
 }
 

@@ -61,7 +61,7 @@ bool PlannerTakes(const Case& c, v1::OptimizerResidency residency, int64_t budge
   group.uid = "g";
   group.prompt_tokens = c.lengths.prompt;
   for (int64_t i = 0; i < c.lengths.rollouts; ++i) {
-    group.rollouts.push_back({.rollout_id = std::to_string(i), .response_tokens = c.lengths.response, .run = true});
+    group.rollouts.push_back({.response_tokens = c.lengths.response, .run = true});
   }
   return MakePlan({.config = c.model, .run = run}, request).ok();
 }
