@@ -42,7 +42,7 @@ class JobRunner {
   void OnLogProbDone(uint32_t rank, const internal::v1::LogProbDone& done);
   void OnExportDone(uint32_t rank, const internal::v1::ExportDone& done);
   void OnExportFolder(const ExportFolderEvent& event);
-  // What has the name from now on is none that this server has written.
+  // Forgets it: what has the name from now on is none that this server has written.
   void OnExportRemoved(const ExportRemovedEvent& event) { written_.Forget(event.name); }
 
  private:
