@@ -41,7 +41,7 @@ std::vector<std::string> UnfinishedExports(const std::string& data_directory) {
 absl::Status MakeExportFolder(const std::string& data_directory, const std::string& name) {
   constexpr mode_t kMode = 0755;
   const std::string folder = ExportsFolder(data_directory);
-  RETURN_IF_ERROR(MakeFolder(folder, kMode));
+  if (const int error = MakeFolders(folder); error != 0) return ErrnoStatus("create", folder, error);
   return MakeFolder(absl::StrCat(folder, "/", name), kMode);
 }
 

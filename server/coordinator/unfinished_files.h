@@ -17,7 +17,7 @@ void RemoveUnfinished(const std::string& data_directory);
 std::vector<std::string> UnfinishedExports(const std::string& data_directory);
 
 // Makes the empty folder of that name beside the exports, and the one of the exports where it is missing, for workers
-// to write into. Errors: those of the disk.
+// to write into. That one may be a link to a folder, as of a larger disk. Errors: those of the disk.
 absl::Status MakeExportFolder(const std::string& data_directory, const std::string& name);
 
 // Renames what was to become an export, so that a process that was to write it, and goes on after it was given up,

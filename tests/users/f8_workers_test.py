@@ -62,6 +62,16 @@ def test_f8_a_worker_whose_file_was_replaced_comes_back_as_the_new_one(tmp_path)
         cluster.restart_server()
         wait_for(lambda: cluster.state() == "IDLE", "the worker to come back")
         assert os.readlink(f"/proc/{process.pid}/exe") == str(worker) and process.poll() is None
+        # One that is being copied would start, and end by a signal.
+        (tmp_path / "copied").write_bytes((BUILD / "bin/stemma-worker").read_bytes()[:5_000_000])
+        (tmp_path / "copied").chmod(0o755)
+        (tmp_path / "copied").rename(worker)
+        cluster.server.kill()
+        cluster.server.wait(60)
+        cluster.restart_server()
+        wait_for(lambda: cluster.state() == "IDLE", "the worker to come back")
+        assert os.readlink(f"/proc/{process.pid}/exe") == f"{worker} (deleted)" and process.poll() is None
+        assert "is no whole program: goes on as the one that it was" in cluster.said()
 
 
 def test_f8_a_worker_inside_a_wave_comes_back_too():

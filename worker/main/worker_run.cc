@@ -1,10 +1,12 @@
 #include "worker/main/worker_run.h"
 
+#include <elf.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <string>
 #include <string_view>
@@ -46,6 +48,17 @@ int ExitCodeOf(const absl::Status& status) {
   return cannot_run_here ? 2 : 1;
 }
 
+// Whether a program's file has the table of sections that linkers put at its end. One that is being copied there lacks
+// it; it would start all the same, and die without a word.
+bool IsWholeProgram(const std::string& path) {
+  Elf64_Ehdr header = {};
+  std::ifstream file(path, std::ios::binary);
+  file.read(reinterpret_cast<char*>(&header), sizeof(header));
+  std::error_code error;
+  const uintmax_t bytes = std::filesystem::file_size(path, error);
+  return file.good() && !error && header.e_shoff + uint64_t{header.e_shnum} * header.e_shentsize <= bytes;
+}
+
 [[noreturn]] void StartAnew(const WorkerMainOptions& options, const absl::Status& why) {
   LOG(WARNING) << "the session is over: " << (why.ok() ? "the server stops" : why.message())
                << "; waits for the server as a new incarnation";
@@ -61,8 +74,9 @@ int ExitCodeOf(const absl::Status& status) {
   // What this process told CUDA and NCCL (worker/parallel/cuda_environment.h) is no operator's choice to the next one.
   for (const char* name : options.open_variables) unsetenv(name);
   setenv(kStartedAnewVariable, "1", /*overwrite=*/1);
-  if (!error) execv(self.c_str(), arguments.data());
-  execv("/proc/self/exe", arguments.data());  // the file is gone
+  if (!error && IsWholeProgram(self)) execv(self.c_str(), arguments.data());
+  LOG(WARNING) << self << " is gone, or is no whole program: goes on as the one that it was";
+  execv("/proc/self/exe", arguments.data());
   LOG(ERROR) << "cannot start anew: " << strerror(errno);
   _exit(1);
 }

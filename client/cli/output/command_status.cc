@@ -70,7 +70,11 @@ absl::Status RpcStatus(const grpc::Status& status) {
   if (!details.ParseFromString(status.error_details())) details.Clear();
   // The numbers of gRPC's and Abseil's codes are the same.
   details.set_code(status.error_code());
-  details.set_message(status.error_message());
+  // gRPC itself answers so, without a word.
+  const bool unknown = status.error_code() == grpc::StatusCode::UNIMPLEMENTED && status.error_message().empty();
+  details.set_message(unknown
+                          ? "the server does not know this call, or cannot read it: it may be older than this client"
+                          : status.error_message());
   return WithRpcExitCode(FromRpcStatus(details));
 }
 

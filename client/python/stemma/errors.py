@@ -108,6 +108,11 @@ def _class_of(reason):
     return LineageLostError if reason in ("ROLLED_BACK", "LINEAGE_MISMATCH") else StemmaError
 
 
+# What gRPC itself answers without a word.
+_SAID_BY_GRPC = {grpc.StatusCode.UNIMPLEMENTED:
+                 "the server does not know this call, or cannot read it: it may be older than this client"}
+
+
 def from_rpc_error(error):
     """A StemmaError of a grpc.RpcError, with the details that the server attached."""
     info, fields, retry_after_s = {}, [], None
@@ -126,8 +131,8 @@ def from_rpc_error(error):
             retry_after_s = delay.seconds + delay.nanos * 1e-9
     if named and not fields:  # one problem, which is the message
         fields = [(named, error.details() or "")]
-    return _class_of(reason)(error.code().name, reason, error.details() or "", fields, info.get("uid", ""), info,
-                             retry_after_s)
+    message = error.details() or _SAID_BY_GRPC.get(error.code(), "")
+    return _class_of(reason)(error.code().name, reason, message, fields, info.get("uid", ""), info, retry_after_s)
 
 
 def from_failure(status):

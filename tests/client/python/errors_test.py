@@ -37,6 +37,13 @@ def test_an_error_of_no_request_names_no_group_and_no_field():
     assert (error.uid, error.fields, error.metadata, error.retry_after_s) == ("", [], {}, None) and str(error) == "UNAVAILABLE: gone"
 
 
+def test_a_call_that_the_server_does_not_know_is_said():
+    with pytest.raises(stemma.StemmaError, match="the server does not know this call, or cannot read it") as error:
+        run({"DeleteExport": lambda _, context: context.abort(grpc.StatusCode.UNIMPLEMENTED, "")},
+            lambda client: client.delete_export("old"), retries=0)
+    assert error.value.code == "UNIMPLEMENTED"
+
+
 def test_a_failure_says_which_steps_were_applied_before_it():
     message = "the gradient is not finite; nothing of this step was applied"
     later = failure_of(grpc.StatusCode.FAILED_PRECONDITION, "NONFINITE_GRADIENT", message, 1, 3)

@@ -53,6 +53,11 @@ TEST(UnfinishedFilesTest, WhatIsTakenFromItsWritersHasAnotherName) {
   EXPECT_EQ(NamesIn(data / "exports"), (std::set<std::string>{".tmp-export-3-1~", ".tmp-export-3-2"}));
   const std::string gone = data / "exports/.tmp-gone";
   EXPECT_EQ(TakeFromItsWriters(gone), gone);
+  fs::create_directories(data / "large");
+  fs::create_directories(data / "other");
+  fs::create_directory_symlink(data / "large", data / "other/exports");
+  ASSERT_THAT(MakeExportFolder(data / "other", ".tmp-export-3-1"), testing::IsOk());
+  EXPECT_TRUE(fs::is_directory(data / "large/.tmp-export-3-1"));
   std::ofstream(data / "file") << "x";
   EXPECT_FALSE(MakeExportFolder(data / "file", ".tmp-export-3-1").ok());
 }

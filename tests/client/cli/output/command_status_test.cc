@@ -27,6 +27,13 @@ TEST(CommandStatusTest, ARefusedCallExitsWith64AndItsCode) {
   EXPECT_FALSE(IsRetryable(status));
 }
 
+TEST(CommandStatusTest, ACallThatTheServerDoesNotKnowIsSaid) {
+  const absl::Status status = RpcStatus(grpc::Status(grpc::UNIMPLEMENTED, ""));
+  EXPECT_EQ(ExitCodeOf(status), 64 + 12);
+  EXPECT_NE(ErrorText(status).find("the server does not know this call, or cannot read it"), std::string::npos);
+  EXPECT_EQ(RpcStatus(grpc::Status(grpc::UNIMPLEMENTED, "said")).message(), "said");
+}
+
 TEST(CommandStatusTest, UnavailableWithoutOurReasonIsAConnectionLost) {
   const absl::Status status = RpcStatus(grpc::Status(grpc::UNAVAILABLE, "socket closed"));
   EXPECT_EQ(ExitCodeOf(status), 3);
