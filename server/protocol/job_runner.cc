@@ -214,6 +214,7 @@ void JobRunner::OnExportDone(uint32_t rank, const internal::v1::ExportDone& done
   const std::string path = ExportPath(p_.options.data_directory, request.name());
   if (const absl::Status failure = running.failure(); !failure.ok()) {
     if (std::get<ExportJob>(job->work).name_is_free) written_.Forget(request.name());
+    p_.out.Add(RemoveUnfinishedExportsAction{});  // a rank that failed before it had the folder leaves it
     const bool exists = absl::IsAlreadyExists(failure);
     return p_.jobs.FinishCallJob(done.id(),
                                  exists ? ExportExistsError(path, written_.FactsOf(request.name())) : failure);
