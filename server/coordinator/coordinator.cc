@@ -251,7 +251,8 @@ void Coordinator::Execute(RemoveSpoolAction& action) {
 void Coordinator::Execute(RemoveUnfinishedExportsAction&) {
   if (removals_ == nullptr || !CheckPlace().ok()) return;
   for (const std::string& path : UnfinishedExports(data_directory_)) {
-    removals_->Add(RemovePathWork{TakeFromItsWriters(path)});
+    std::string taken = TakeFromItsWriters(path);
+    if (!taken.empty()) removals_->Add(RemovePathWork{std::move(taken)});
   }
 }
 

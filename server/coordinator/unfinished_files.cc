@@ -1,5 +1,7 @@
 #include "server/coordinator/unfinished_files.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <string_view>
 #include <system_error>
@@ -47,6 +49,7 @@ absl::Status MakeExportFolder(const std::string& data_directory, const std::stri
 
 std::string TakeFromItsWriters(const std::string& path) {
   if (path.back() == kRetiredSuffix) return path;
+  if (rmdir(path.c_str()) == 0) return "";
   const std::string taken = absl::StrCat(path, std::string(1, kRetiredSuffix));
   const absl::Status renamed = RenameFolder(path, taken);
   LogUnfinished(path, renamed);

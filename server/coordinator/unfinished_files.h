@@ -21,8 +21,8 @@ std::vector<std::string> UnfinishedExports(const std::string& data_directory);
 absl::Status MakeExportFolder(const std::string& data_directory, const std::string& name);
 
 // Renames what was to become an export, so that a process that was to write it, and goes on after it was given up,
-// finds it no more. Returns where it is now; where it cannot be renamed it stays for RemoveUnfinishedPath, which may
-// take long.
+// finds it no more. Returns where it is now, for RemoveUnfinishedPath, which may take long; empty: it held nothing, and
+// is gone.
 std::string TakeFromItsWriters(const std::string& path);
 
 // Removes a folder or file that is unfinished, with all that it holds; logs it.

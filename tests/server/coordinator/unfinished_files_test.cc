@@ -47,6 +47,9 @@ TEST(UnfinishedFilesTest, WhatIsTakenFromItsWritersHasAnotherName) {
   const testing::TempFolder data;
   ASSERT_THAT(MakeExportFolder(data.path(), ".tmp-export-3-1"), testing::IsOk()) << "the folder of exports is new";
   ASSERT_THAT(MakeExportFolder(data.path(), ".tmp-export-3-2"), testing::IsOk());
+  ASSERT_THAT(MakeExportFolder(data.path(), ".tmp-export-3-3"), testing::IsOk());
+  EXPECT_EQ(TakeFromItsWriters(data / "exports/.tmp-export-3-3"), "") << "it held nothing";
+  std::ofstream(data / "exports/.tmp-export-3-1/model.safetensors") << "x";
   const std::string taken = TakeFromItsWriters(data / "exports/.tmp-export-3-1");
   EXPECT_EQ(taken, data / "exports/.tmp-export-3-1~");
   EXPECT_EQ(TakeFromItsWriters(taken), taken) << "once";
