@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <map>
 #include <string>
 #include <thread>
@@ -24,6 +25,8 @@ class RoundTripTest : public ::testing::TestWithParam<int> {
   std::map<std::string, std::string> ExportOf(InProcess& run, int ranks, const std::string& name) const {
     internal::v1::Export request;
     request.set_name(name);
+    request.set_folder(".tmp-of-" + name);
+    std::filesystem::create_directories(data() + "/exports/" + request.folder());  // as the server does
     std::vector<std::thread> threads;
     for (int rank = 0; rank < ranks; ++rank) {
       threads.emplace_back([&, rank] { EXPECT_THAT(run.engine(rank).Export(request), IsOk()); });
