@@ -1,5 +1,7 @@
 #include "common/admission/known_fields.h"
 
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,69 +16,76 @@ using google::protobuf::Reflection;
 
 namespace {
 
-std::string Below(const std::string& path, const FieldDescriptor& field) {
-  return path.empty() ? field.name() : absl::StrCat(path, ".", field.name());
-}
-
-std::string UnknownOfEnum(const Message& message, const FieldDescriptor& field, const std::string& path) {
+// Calls `goes_on` with the message and its path, and with every message in it, until it returns false. Returns whether
+// it never did.
+bool ForEachMessage(const Message& message, const std::string& path,
+                    const std::function<bool(const Message&, const std::string&)>& goes_on) {
+  if (!goes_on(message, path)) return false;
   const Reflection& reflection = *message.GetReflection();
-  const int size = field.is_repeated() ? reflection.FieldSize(message, &field) : 1;
-  for (int i = 0; i < size; ++i) {
-    const int value = field.is_repeated() ? reflection.GetRepeatedEnumValue(message, &field, i)
-                                          : reflection.GetEnumValue(message, &field);
-    if (field.enum_type()->FindValueByNumber(value) == nullptr) {
-      return absl::StrCat("value ", value, " of ", Below(path, field));
-    }
-  }
-  return "";
-}
-
-std::string UnknownBelow(const Message& message, const std::string& path) {
-  const Reflection& reflection = *message.GetReflection();
-  const auto& unknown = reflection.GetUnknownFields(message);
-  if (!unknown.empty()) return absl::StrCat("field ", unknown.field(0).number(), " of ", path.empty() ? "it" : path);
-  std::vector<const FieldDescriptor*> fields;
-  reflection.ListFields(message, &fields);
-  std::string found;
-  for (const FieldDescriptor* field : fields) {
-    if (field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM) found = UnknownOfEnum(message, *field, path);
-    const bool holds_messages = field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
-    const int size = !holds_messages ? 0 : field->is_repeated() ? reflection.FieldSize(message, field) : 1;
-    for (int i = 0; i < size && found.empty(); ++i) {
-      const Message& inner = field->is_repeated() ? reflection.GetRepeatedMessage(message, field, i)
-                                                  : reflection.GetMessage(message, field);
-      found = UnknownBelow(inner, Below(path, *field));
-    }
-    if (!found.empty()) return found;
-  }
-  return found;
-}
-
-}  // namespace
-
-std::string FirstUnknown(const Message& message) { return UnknownBelow(message, ""); }
-
-void CheckKnownFields(const Message& message, const std::string& path, Violations& violations) {
-  const Reflection& reflection = *message.GetReflection();
-  const auto& unknown = reflection.GetUnknownFields(message);
-  if (!unknown.empty()) {
-    violations.Add(path.empty() ? "(message)" : path,
-                   absl::StrCat("has field ", unknown.field(0).number(),
-                                ", which this server does not know: the client is newer, or the bytes are not ours"));
-  }
   std::vector<const FieldDescriptor*> fields;
   reflection.ListFields(message, &fields);
   for (const FieldDescriptor* field : fields) {
     if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
     const std::string name = path.empty() ? field->name() : absl::StrCat(path, ".", field->name());
     if (!field->is_repeated()) {
-      CheckKnownFields(reflection.GetMessage(message, field), name, violations);
+      if (!ForEachMessage(reflection.GetMessage(message, field), name, goes_on)) return false;
       continue;
     }
     for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
-      CheckKnownFields(reflection.GetRepeatedMessage(message, field, i), absl::StrCat(name, "[", i, "]"), violations);
+      const Message& inner = reflection.GetRepeatedMessage(message, field, i);
+      if (!ForEachMessage(inner, absl::StrCat(name, "[", i, "]"), goes_on)) return false;
     }
   }
+  return true;
+}
+
+// Returns the number of the first field of the message itself that is not known; 0: there is none.
+int UnknownField(const Message& message) {
+  const auto& unknown = message.GetReflection()->GetUnknownFields(message);
+  return unknown.empty() ? 0 : unknown.field(0).number();
+}
+
+// Returns the first enum of the message itself whose value has no name: "value 9 of state"; empty: there is none.
+std::string UnknownValue(const Message& message) {
+  const Reflection& reflection = *message.GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    if (field->cpp_type() != FieldDescriptor::CPPTYPE_ENUM) continue;
+    const int size = field->is_repeated() ? reflection.FieldSize(message, field) : 1;
+    for (int i = 0; i < size; ++i) {
+      const int value = field->is_repeated() ? reflection.GetRepeatedEnumValue(message, field, i)
+                                             : reflection.GetEnumValue(message, field);
+      if (field->enum_type()->FindValueByNumber(value) == nullptr) {
+        return absl::StrCat("value ", value, " of ", field->name());
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string FirstUnknown(const Message& message) {
+  std::string found;
+  ForEachMessage(message, "", [&](const Message& inner, const std::string& path) {
+    const int field = UnknownField(inner);
+    found = field > 0 ? absl::StrCat("field ", field) : UnknownValue(inner);
+    if (!found.empty() && !path.empty()) absl::StrAppend(&found, " of ", path);
+    return found.empty();
+  });
+  return found;
+}
+
+void CheckKnownFields(const Message& message, const std::string& path, Violations& violations) {
+  ForEachMessage(message, path, [&](const Message& inner, const std::string& inner_path) {
+    if (const int field = UnknownField(inner); field > 0) {
+      violations.Add(inner_path.empty() ? "(message)" : inner_path,
+                     absl::StrCat("has field ", field,
+                                  ", which this server does not know: the client is newer, or the bytes are not ours"));
+    }
+    return true;
+  });
 }
 
 }  // namespace stemma

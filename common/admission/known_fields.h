@@ -1,5 +1,5 @@
-// Fields that a client sends and this server does not know. They would be dropped in silence, and the request would
-// mean something else than its sender thought, so each is a problem, by its path and number. Pure.
+// Fields that a client sends, or a file of the server holds, and this server does not know. They would be dropped in
+// silence, and the message would mean something else than its sender, or the version that wrote it, thought. Pure.
 #pragma once
 
 #include <string>
@@ -9,11 +9,12 @@
 
 namespace stemma {
 
-// Returns the first place of what this program's own files hold and a newer version alone understands: a field, or a
-// value of an enum. Empty: there is none.
+// Returns where a message that a version of the server wrote first has a field, or a value of an enum, that this one
+// does not know: "field 17 of header.loss". Empty: nowhere.
 std::string FirstUnknown(const google::protobuf::Message& message);
 
-// Walks the message and every message in it. `path`: of the message, empty at the top.
+// Reports each message in it that has such a field, by its path and the field's number. `path`: of the message, empty
+// at the top.
 void CheckKnownFields(const google::protobuf::Message& message, const std::string& path, Violations& violations);
 
 }  // namespace stemma

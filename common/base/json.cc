@@ -38,8 +38,8 @@ class Checker : public nlohmann::json_sax<json> {
   bool parse_error(std::size_t position, const std::string&, const json::exception& exception) override {
     std::string what = exception.what();
     if (const size_t colon = what.rfind("; last read"); colon != std::string::npos) what.resize(colon);
-    if (const size_t at = what.find("] "); at != std::string::npos)
-      what = what.substr(at + 2);  // the library's id of it
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+    if (const size_t id_end = what.find("] "); id_end != std::string::npos) what = what.substr(id_end + 2);
     if (const size_t at = what.find(": "); at != std::string::npos) what = what.substr(at + 2);
     return Fail(absl::StrCat("not JSON at byte ", position, ": ", what.substr(0, 200)));
   }

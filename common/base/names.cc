@@ -39,4 +39,9 @@ absl::Status CheckFileName(std::string_view name) {
   return IsName(name, "._-") ? absl::OkStatus() : RefuseName(name, "A-Z a-z 0-9 . _ -");
 }
 
+absl::Status CheckFolderName(std::string_view name) {
+  if (!name.empty() && name.front() == '.') name.remove_prefix(1);
+  return CheckFileName(name);
+}
+
 }  // namespace stemma

@@ -14,4 +14,7 @@ absl::Status CheckRequestId(std::string_view id);
 // The same without `/`: one entry of a directory, never a path.
 absl::Status CheckFileName(std::string_view name);
 
+// The same, which may be hidden by a point before it, as a folder is that is not whole yet.
+absl::Status CheckFolderName(std::string_view name);
+
 }  // namespace stemma

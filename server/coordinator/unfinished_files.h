@@ -13,7 +13,7 @@ namespace stemma::server {
 // does whatever a user has put beside it. REQUIRES: nobody writes there.
 void RemoveUnfinished(const std::string& data_directory);
 
-// Lists what was to become an export, or was one: before the next one begins, for RemoveUnfinishedPath beside it.
+// Lists what was to become an export, or was one: before the next one begins, for TakeFromItsWriters.
 std::vector<std::string> UnfinishedExports(const std::string& data_directory);
 
 // Makes the empty folder of that name beside the exports, and the one of the exports where it is missing, for workers

@@ -41,9 +41,7 @@ CheckpointSaver::CheckpointSaver(const Weights& weights, const ModelDirectory& s
 
 absl::Status CheckpointSaver::Save(const internal::v1::Save& request, const std::string& weights_digest,
                                    const SaveAnswers& answers) {
-  // A folder that is not whole yet is hidden.
-  const std::string& folder = request.folder();
-  RETURN_IF_ERROR(CheckFileName(folder.starts_with('.') ? std::string_view(folder).substr(1) : folder));
+  RETURN_IF_ERROR(CheckFolderName(request.folder()));
   if (!thread_.Reserve()) {
     return absl::FailedPreconditionError(
         absl::StrCat("checkpoint ", folder_, " is still being written; save again when it is done"));

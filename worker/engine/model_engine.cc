@@ -374,9 +374,8 @@ absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const E
 }
 
 absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request) {
-  // A folder that is not whole yet is hidden.
   RETURN_IF_ERROR(CheckFileName(request.name()));
-  RETURN_IF_ERROR(CheckFileName(request.folder().substr(request.folder().starts_with('.') ? 1 : 0)));
+  RETURN_IF_ERROR(CheckFolderName(request.folder()));
   const std::filesystem::path exports = std::filesystem::path(configure_.data_directory()) / "exports";
   ExportTarget target{exports / request.name(), exports / request.folder(), std::nullopt};
   if (request.has_dtype()) target.dtype = request.dtype();

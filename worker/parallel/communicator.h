@@ -8,8 +8,7 @@
 // are ordered among those of one pair of ranks only. A rank with several axes calls them in one order, too.
 //
 // Invariants:
-//  (1) A sum has the same bits on every rank, and in every run of the same program with as many ranks. In every run:
-//  not
+//  (1) A sum has the same bits on every rank, and in every run of the same program with as many ranks. Runs may differ
 //      where NCCL adds an all-reduce up in the switch (NVLS), which NCCL_ALGO=^NVLS turns off.
 //  (2) With one rank every call is the identity.
 //  (3) After an error the communicator is broken: every later call, and every Wait, returns that error at once. The

@@ -17,6 +17,10 @@ TEST(NamesTest, RequestIdsMayHoldSlashesFileNamesMayNot) {
   EXPECT_THAT(CheckRequestId("0._/-Z"), IsOk());
   EXPECT_THAT(CheckFileName("model-00001-of-00002.safetensors"), IsOk());
   EXPECT_THAT(CheckFileName("run/121"), Invalid("not a valid name"));
+  for (const char* name : {"a", ".tmp-export-1-2"}) EXPECT_THAT(CheckFolderName(name), IsOk()) << name;
+  for (const char* name : {"", ".", "..", "..a", ".a/b", "./a"}) {
+    EXPECT_THAT(CheckFolderName(name), Invalid("not a valid name")) << name;
+  }
 }
 
 TEST(NamesTest, EscapesAndOddCharactersAreRefused) {

@@ -124,11 +124,12 @@ TEST(StorageTest, AFieldOrAWordOfANewerVersionInARowIsNotPassedOver) {
       result.GetReflection()->MutableUnknownFields(&result)->AddVarint(1023, 1);
     }
     const TempFolder folder;
-    EXPECT_THAT(OpenWith(folder.path(), {Started(1).SerializeAsString(), row.SerializeAsString()}).status(),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         AllOf(HasSubstr("row 2 of the journal in " + folder.path()),
-                               HasSubstr(word ? "value 99 of applied.result.outcome" : "field 1023 of applied.result"),
-                               HasSubstr("start the version that wrote it"))));
+    EXPECT_THAT(
+        OpenWith(folder.path(), {Started(1).SerializeAsString(), row.SerializeAsString()}).status(),
+        StatusIs(absl::StatusCode::kFailedPrecondition,
+                 AllOf(HasSubstr("row 2 of the journal in " + folder.path()),
+                       HasSubstr(word ? "value 99 of outcome of applied.result" : "field 1023 of applied.result"),
+                       HasSubstr("start the version that wrote it"))));
   }
 }
 

@@ -233,7 +233,7 @@ TEST_F(SpoolDamageTest, WhatANewerVersionSaysInAMessageIsNotPassedOver) {
   v1::Rollout& rollout = *chunk.add_groups()->add_rollouts();
   chunk.add_group_indices(0);
   rollout.GetReflection()->MutableUnknownFields(&rollout)->AddVarint(1023, 1);
-  EXPECT_THAT(std::string(read().status().message()), ::testing::HasSubstr("field 1023 of groups.rollouts"));
+  EXPECT_THAT(std::string(read().status().message()), ::testing::HasSubstr("field 1023 of groups[0].rollouts[0]"));
 }
 
 }  // namespace
