@@ -27,6 +27,7 @@
 #include "common/base/status_macros.h"
 #include "common/base/stop_times.h"
 #include "common/base/thread_room.h"
+#include "common/base/worker_version.h"
 #include "glog/logging.h"
 #include "server/coordinator/first_weights.h"
 #include "server/coordinator/planner_threads.h"
@@ -93,6 +94,7 @@ ServerOptions ServerOptionsOf(const ServerMainOptions& options, const std::strin
   result.storage = std::move(storage);
   result.coordinator.lineage_prefix = RandomName();
   result.coordinator.version = STEMMA_VERSION;
+  result.coordinator.worker_version = WorkerVersion();
   result.coordinator.data_directory = options.data->path();
   result.coordinator.worker_lost_after = options.worker_lost_after;
   result.coordinator.worker_stalled_after = options.worker_stalled_after;

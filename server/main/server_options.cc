@@ -18,6 +18,7 @@
 #include "common/base/run_config.h"
 #include "common/base/stop_times.h"
 #include "common/base/worker_secret.h"
+#include "common/base/worker_version.h"
 #include "common/model/mesh_rules.h"
 #include "server/planner/memory_division.h"
 
@@ -97,7 +98,7 @@ void AddListenFlags(CLI::App& app, Flags& flags) {
 }
 
 void AddFlags(CLI::App& app, Flags& flags) {
-  app.set_version_flag("--version", STEMMA_VERSION);
+  app.set_version_flag("--version", WorkerVersion());
   app.add_option("--model", flags.model, "Hugging Face directory of the model");
   app.add_option("--config", flags.config_file, "run.yaml; flags override it");
   app.add_option("--dtype", flags.dtype, "fp32, fp64 or bf16, or their long names (default fp32)");

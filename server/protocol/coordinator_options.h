@@ -28,7 +28,8 @@ struct CoordinatorOptions {
   std::string resume;                      // the checkpoint with which a new journal begins; empty: the model directory
   bool keeps_files = false;                // there is a disk: checkpoints can be saved
   std::string lineage_prefix;              // random for each start: lineages are "<prefix>-1", "<prefix>-2", ...
-  std::string version;
+  std::string version;                     // that clients are told
+  std::string worker_version;              // that workers have to have
   std::string data_directory;
   v1::RunConfig config;  // limits filled in
   ModelConfig model;

@@ -13,7 +13,7 @@ namespace {
 
 GangOptions GangOptionsOf(const CoordinatorOptions& options) {
   return {.epoch = options.epoch,
-          .version = options.version,
+          .worker_version = options.worker_version,
           .data_directory = options.data_directory,
           .config = options.config,
           .model = options.model,

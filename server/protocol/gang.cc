@@ -140,9 +140,11 @@ absl::Status Gang::CheckFits(const Worker& worker) const {
 }
 
 absl::Status Gang::Join(absl::Time now, SessionId session, const internal::v1::Register& message) {
-  if (message.version() != options_.version) {
-    return absl::InvalidArgumentError(absl::StrCat("the worker is version \"", WorkerText(message.version()),
-                                                   "\", the server \"", options_.version, "\": install the same one"));
+  // It may try again: an upgrade replaces the one before the other.
+  if (message.version() != options_.worker_version) {
+    return absl::FailedPreconditionError(absl::StrCat("the worker is version \"", WorkerText(message.version()),
+                                                      "\", the server \"", options_.worker_version,
+                                                      "\": install the same one"));
   }
   Worker worker = WorkerOf(session, message);
   RETURN_IF_ERROR(full() ? absl::FailedPreconditionError(

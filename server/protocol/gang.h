@@ -40,7 +40,7 @@ namespace stemma::server {
 
 struct GangOptions {
   uint64_t epoch = 1;
-  std::string version;  // the server's
+  std::string worker_version;  // that a worker has to have
   std::string data_directory;
   v1::RunConfig config;
   ModelConfig model;
@@ -104,9 +104,9 @@ class Gang {
   // A worker in an operator's words: its rank, once it has one, device and host.
   std::string TextOf(SessionId session) const;
 
-  // Takes a worker. Errors: FailedPrecondition - there is no rank for it, or its device has a worker; it may try again;
-  // InvalidArgument - it is of another version, build or kind of device, or reachable from its own host only while
-  // there are others.
+  // Takes a worker. Errors: FailedPrecondition - it is of another version, there is no rank for it, its device has a
+  // worker, or another is of another build; it may try again; InvalidArgument - its device is of another kind, or it is
+  // reachable from its own host only while there are others.
   absl::Status Join(absl::Time now, SessionId session, const internal::v1::Register& message);
   // Begins a generation, which is to load these weights. Returns what rank 0 is sent, the only one that
   // can be sent something yet where there are several. REQUIRES: full, and none has begun. Errors: what DivideMemory

@@ -13,6 +13,7 @@
 #include "common/base/ready_file.h"
 #include "common/base/status_macros.h"
 #include "common/base/worker_secret.h"
+#include "common/base/worker_version.h"
 #include "worker/parallel/cuda_environment.h"
 #include "worker/rpc/own_address.h"
 
@@ -68,7 +69,7 @@ absl::Status Resolve(const OptionTexts& texts, WorkerMainOptions& options) {
 bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& exit_code) {
   CLI::App app("A worker of Stemma: holds the model, computes updates for one server.", "stemma-worker");
   SetHelpStyle(app);
-  app.set_version_flag("--version", STEMMA_VERSION);
+  app.set_version_flag("--version", WorkerVersion());
   OptionTexts texts;
   app.add_option("--server", texts.server, "host:port of stemma-server's --worker-listen")->required();
   app.add_option("--worker-secret-file", texts.secret_file,

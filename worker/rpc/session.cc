@@ -15,6 +15,7 @@
 #include "common/base/message_sizes.h"
 #include "common/base/mutex.h"
 #include "common/base/system_memory.h"
+#include "common/base/worker_version.h"
 #include "glog/logging.h"
 #include "grpc/support/log.h"
 #include "grpcpp/grpcpp.h"
@@ -104,7 +105,7 @@ WorkerMessage RegisterMessage(const SessionOptions& options, const std::string& 
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
   to.set_host(host);
-  to.set_version(STEMMA_VERSION);
+  to.set_version(WorkerVersion());
   to.set_build_id(options.build_id);
   to.set_device(options.device);
   to.set_device_id(options.device_id);

@@ -41,6 +41,8 @@ def test_a_worker_registers_where_it_is(server):
     _, session, register = server.start("--device", "cpu:3", "--address", "127.0.0.7")
     assert (register.device, register.address) == ("cpu:3", "127.0.0.7")
     assert re.fullmatch("[0-9a-f]{40}", register.build_id) and register.device_id == "", "a CPU is told by its name"
+    printed = subprocess.run([BUILD / "bin/stemma-server", "--version"], check=True, capture_output=True, text=True).stdout
+    assert register.version == printed.strip() and re.search(", messages [0-9a-f]{12}$", register.version), "the server's"
     assert 1 <= register.cores <= len(os.sched_getaffinity(0))
     fields = configure(server.root)
     fields["config"]["threads"] = 0  # all cores
