@@ -53,7 +53,7 @@ def test_g17_an_update_of_these_log_probs_starts_at_a_ratio_of_one(client):  # n
 
 
 def test_g17_the_pages_lines_for_log_probs_run(client):  # noqa: F811
-    [code] = re.findall(r"## Log-probs.*?```python\n(.*?)```", PAGE, re.DOTALL)
+    [code] = re.findall(r"## Its log-probs.*?```python\n(.*?)```", PAGE, re.DOTALL)
     data, update = early_batch(), update_of()
     client.save_checkpoint("reference")
     names = {"client": client, "batch": data, "update": update, "verl": verl, "torch": torch, "DataProto": real_verl.DataProto}

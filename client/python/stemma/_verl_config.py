@@ -87,17 +87,18 @@ REFUSED = {
 
 # The same for keys outside of the actor's section.
 _LORA = "there are no adapters: every weight is trained"
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
 REFUSED_OUTSIDE = {
-    "algorithm.rollout_correction.bypass_mode": "in its first step verl's trainer then replaces the actor's loss by one that "
-                                                "Stemma does not have",
+    _BYPASS: "in its first step verl's legacy trainer then replaces the actor's loss by one that Stemma does not have; the V1 "
+             "trainer (trainer.use_v1) keeps the loss, and is taken",
     "distillation.enabled": "there is no distillation loss",
     "actor_rollout_ref.model.lora_rank": _LORA,
     "actor_rollout_ref.model.lora_adapter_path": _LORA,
     "actor_rollout_ref.model.lora.rank": _LORA,
 }
 _ADVICE = {
-    "algorithm.rollout_correction.bypass_mode": "; set it to False, by which the batch has old_log_probs and rollout_is_weights, "
-                                                "or make the loss by hand (docs/verl.md, \"Is it the same loss?\")",
+    _BYPASS: "; set it to False, by which the batch has old_log_probs and rollout_is_weights, "
+             "or make the loss by hand (docs/verl.md, \"Is it the same loss?\")",
 }
 _OFF = (None, False, 0, "disabled")
 _REFUSED_SECTIONS = ("qat", "router_replay")
@@ -169,8 +170,10 @@ def loss_from_config(config) -> ActorUpdate:
     """
     actor = _needed(config, "actor_rollout_ref.actor")
     _needed(config, "algorithm")
+    keeps_loss = _at(config, "trainer.use_v1") is True
     for name in REFUSED_OUTSIDE:
-        _refuse(name, _at(config, name), REFUSED_OUTSIDE[name])
+        if not (name == _BYPASS and keeps_loss):
+            _refuse(name, _at(config, name), REFUSED_OUTSIDE[name])
     keys, dropped = _read_keys(_plain(actor))
     mode = keys.get("policy_loss.loss_mode") or "vanilla"
     if mode not in LOSS_MODES:
@@ -247,8 +250,7 @@ def _read_keys(config):
 def _check_dropped(name, value):
     """Refuses what a section that has no meaning here holds, and what would change the training nevertheless."""
     if name == "policy_loss.rollout_correction":
-        key = "algorithm.rollout_correction.bypass_mode"
-        _refuse(f"actor.{name}.bypass_mode", _at(value, "bypass_mode"), REFUSED_OUTSIDE[key] + _ADVICE[key])
+        _refuse(f"actor.{name}.bypass_mode", _at(value, "bypass_mode"), REFUSED_OUTSIDE[_BYPASS] + _ADVICE[_BYPASS])
     for key, why in REFUSED.items():
         if "." in key:
             _refuse(f"actor.{name}.{key}", _at(value, key), why)

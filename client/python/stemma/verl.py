@@ -5,25 +5,29 @@
     result = client.update_actor(stemma.verl.groups_from_dataproto(batch, update), **update.arguments(step))
     metrics = stemma.verl.metrics(result)
 
-Written against verl 0.9 with trainer.use_v1=False. Needs neither verl nor torch to be imported: a configuration is a mapping or a dataclass, a batch is
-anything with `batch` and `non_tensor_batch` whose arrays numpy reads.
+Written against verl 0.9: its V1 trainer, whose batches are TensorDicts, and the legacy one (trainer.use_v1=False), whose are
+DataProtos. Needs neither verl nor torch to be imported: a configuration is a mapping or a dataclass, arrays are what numpy reads.
 """
 
-import dataclasses
 import math
 import numbers
 from typing import Dict, List, Tuple
 
 from ._verl_config import DROPPED, REFUSED, REFUSED_OUTSIDE, TAKEN, ActorUpdate, loss_from_config
+from ._verl_rows import rows_of
 from .groups import Group, Rollout
 
-__all__ = ["ActorUpdate", "DROPPED", "REFUSED", "REFUSED_OUTSIDE", "TAKEN", "groups_for_log_probs", "groups_from_dataproto",
-           "log_probs", "loss_from_config", "metrics", "padded_log_probs"]
+__all__ = ["ActorUpdate", "DROPPED", "FIELDS", "REFUSED", "REFUSED_OUTSIDE", "TAKEN", "groups_for_log_probs",
+           "groups_from_dataproto", "groups_from_tensordict", "log_probs", "loss_from_config", "metrics", "padded_log_probs"]
+
+# What is read of the rows of verl's V1 trainer, for select_fields of tq.kv_batch_get; a field that is not there is left out.
+FIELDS = ("uid", "prompts", "responses", "response_mask", "advantages", "old_log_probs", "ref_log_prob", "rollout_is_weights",
+          "multi_modal_inputs")
 
 
 def groups_from_dataproto(data, update, dp_size=1) -> List[Group]:
-    """stemma.Group objects of a padded DataProto, as verl's trainer passes it to update_actor: padding is stripped, rows of one
-    uid and one prompt are one group, several prompts under one uid share it as their stat_group. The groups of verl's
+    """stemma.Group objects of a padded DataProto, as verl's legacy trainer passes it to update_actor: padding is stripped, rows of
+    one uid and one prompt are one group, several prompts under one uid share it as their stat_group. The groups of verl's
     first mini-batch come first.
 
     data    with `prompts`, `responses`, `attention_mask`, `advantages`, and what the loss reads of `response_mask`,
@@ -32,46 +36,59 @@ def groups_from_dataproto(data, update, dp_size=1) -> List[Group]:
     update  of loss_from_config
     dp_size     how many data-parallel ranks verl would train on: each cuts mini-batches of its own share of the rows
     """
-    return _in_mini_batches(_groups(_TrainedRows(data, update)), update, dp_size)
+    return _in_mini_batches(_groups_of_update(rows_of(data), update), update, dp_size)
+
+
+def groups_from_tensordict(data, update) -> List[Group]:
+    """stemma.Group objects of what verl's V1 trainer keeps in its TransferQueue: as groups_from_dataproto makes them, in the order
+    in which their prompts first appear. A mini-batch is ppo_mini_batch_size of them, however many rows they have.
+
+    data    the TensorDict that tq.kv_batch_get returns for the keys of a batch and FIELDS: `prompts`, `responses`, `advantages` and
+            the others as in groups_from_dataproto, each row of its own length; `uid`
+    update  of loss_from_config
+    """
+    return _groups_of_update(rows_of(data), update)
 
 
 def groups_for_log_probs(data) -> List[Group]:
-    """stemma.Group objects of a padded DataProto for client.log_probs alone: groups and padding as in groups_from_dataproto, and
+    """stemma.Group objects of a batch for client.log_probs alone: groups and padding as in groups_from_dataproto, and
     nothing but tokens, so that advantages and reference log-probs need not be there yet. log_probs makes and sends them by itself.
 
-    data    with `prompts`, `responses`, `attention_mask`; `uid` in non_tensor_batch
+    data    a DataProto with `prompts`, `responses`, `attention_mask`, and `uid` in non_tensor_batch; or a TensorDict with
+            `prompts`, `responses`, `uid`
     """
-    return _groups(_Rows(data))
+    return _groups_of_tokens(rows_of(data))
 
 
 def log_probs(client, data, update, weights="policy", entropy=False):
-    """Log-probs of a padded DataProto's responses at the temperature of the update, as the update's loss reads them: a float32
-    numpy array of the shape of `responses`, zeros where there is padding. With entropy a pair: such an array of entropies
-    comes second.
+    """Log-probs of a batch's responses at the temperature of the update, as the update's loss reads them. Of a padded DataProto a
+    float32 numpy array of the shape of `responses`, zeros where there is padding; of a TensorDict a list of arrays, one for
+    each row. With entropy a pair: the same of entropies comes second.
 
     client  a stemma.Client
-    data    as in groups_for_log_probs: the batch as verl's trainer passes it to compute_log_prob does
+    data    as in groups_for_log_probs: the batch as verl's trainer has it for compute_log_prob does
     update  of loss_from_config; its loss has the temperature
     weights     "policy", or the name of a checkpoint, such as one that was saved for the reference; as in client.log_probs
     entropy     whether entropies come too
     """
-    _check_temperature(data, update)
-    sent = client.log_probs(groups_for_log_probs(data), temperature=update.loss.temperature, entropy=entropy, weights=weights)
-    out = padded_log_probs(sent, data)
-    return (out, _padded(sent, data, "entropy")) if entropy else out
+    rows = rows_of(data)
+    _check_temperature(rows, update)
+    sent = client.log_probs(_groups_of_tokens(rows), temperature=update.loss.temperature, entropy=entropy, weights=weights)
+    out = _joined(sent, rows, "log_probs")
+    return (out, _joined(sent, rows, "entropy")) if entropy else out
 
 
 def padded_log_probs(log_probs, data):
-    """log_probs of client.log_probs or of a result, for groups of groups_from_dataproto or groups_for_log_probs, as a float32
-    numpy array of the shape of data's responses: zeros where there is padding.
+    """log_probs of client.log_probs or of a result, for groups that this module made, in the form of their batch: of a DataProto a
+    float32 numpy array of the shape of its responses, zeros where there is padding; of a TensorDict a list of arrays.
 
     log_probs   {rollout_id: RolloutLogProbs}
-    data        the DataProto that the groups came from
+    data        the DataProto or TensorDict that the groups came from
     """
     if log_probs is None:
         raise ValueError("log_probs is None: the update did not ask for them (return_log_probs=True), or they are no longer kept, as "
                          "the result's warnings then say; stemma.verl.log_probs computes new ones")
-    return _padded(log_probs, data, "log_probs")
+    return _joined(log_probs, rows_of(data), "log_probs")
 
 
 def metrics(result, peak_tflops=None, devices=None) -> Dict[str, float]:
@@ -117,149 +134,68 @@ def _positive(name, value):
 
 # Batches.
 
-def _groups(rows):
+def _groups(rows, make_rollout):
     """Groups by uid and prompt, in the order in which they first appear."""
     by_key: Dict[Tuple[str, bytes], Group] = {}
-    for index in range(rows.count):
-        prompt = rows.prompt(index)
-        key = (rows.uids[index], prompt.tobytes())
+    for row in range(rows.count):
+        prompt = rows.prompt(row).astype("<i4")
+        key = (rows.uids[row], prompt.tobytes())
         if key not in by_key:
-            by_key[key] = Group(rows.uids[index], prompt, [])
-        by_key[key].rollouts.append(rows.rollout(index))
+            by_key[key] = Group(rows.uids[row], prompt, [])
+        by_key[key].rollouts.append(make_rollout(row))
     groups = list(by_key.values())
     _name_groups(groups)
     return groups
 
 
-def _padded(log_probs, data, field):
-    import numpy
-
-    out = numpy.zeros(_array(_batch(data)["responses"]).shape, dtype=numpy.float32)
-    for rollout_id, rollout in log_probs.items():
-        values = getattr(rollout, field)
-        out[int(rollout_id), :len(values)] = values
-    return out
+def _groups_of_tokens(rows):
+    return _groups(rows, lambda row: Rollout(rows.response(row), rollout_id=str(row)))
 
 
-def _batch(data):
-    if not hasattr(data, "batch"):
-        raise TypeError(f"data is a {type(data).__name__}, which has no batch: pass a padded DataProto, as verl's trainer has it with "
-                        "trainer.use_v1=False")
-    return data.batch
+def _groups_of_update(rows, update):
+    """Groups with what the loss reads of each rollout."""
+    if "advantages" not in rows:
+        raise ValueError("the batch lacks advantages: pass it as verl's trainer passes it to update_actor (for log-probs, which "
+                         "come before them: stemma.verl.log_probs)")
+    _check_temperature(rows, update)
+    names = _names_of_log_probs(rows, update)
+    has_mask = "response_mask" in rows
+    rows.load(["advantages", *names, *(["response_mask"] if has_mask else [])])
 
-
-def _check_temperature(data, update):
-    temperature = (getattr(data, "meta_info", None) or {}).get("temperature", update.loss.temperature)
-    if temperature != update.loss.temperature:
-        raise ValueError(f"the batch was sampled at temperature {temperature}, the update has {update.loss.temperature}: "
-                         "make them the same by actor_rollout_ref.rollout.temperature")
-
-
-class _Rows:
-    """The rows of a padded batch, padding stripped: tokens alone."""
-
-    def __init__(self, data):
-        batch, others = _batch(data), data.non_tensor_batch
-        for name in ("prompts", "responses", "attention_mask"):
-            if name not in batch.keys():
-                raise ValueError(f"the batch lacks {name}: pass it as verl's trainer passes it to its actor")
-        if "uid" not in others:
-            raise ValueError("non_tensor_batch lacks uid, by which the responses of a prompt are found")
-        if "multi_modal_inputs" in others:
-            raise ValueError("non_tensor_batch holds multi_modal_inputs: Stemma trains on text")
-        arrays = {name: _array(batch[name]) for name in ("prompts", "responses", "attention_mask")}
-        _check_shapes(arrays)
-        self._prompts, self._responses = arrays["prompts"], arrays["responses"]
-        self.count = len(self._prompts)
-        self.uids = [str(uid) for uid in others["uid"]]
-        if len(self.uids) != self.count:
-            raise ValueError(f"uid has {len(self.uids)} entries for the {self.count} rows of responses: it must have one for each")
-        attention = arrays["attention_mask"].astype(bool)
-        width = self._prompts.shape[1]
-        self._prompt_lengths = _lengths(attention[:, :width][:, ::-1], "prompts are not padded on the left")
-        self._attention = attention[:, width:]
-        self._lengths = _lengths(self._attention, "responses are not padded on the right")
-
-    def prompt(self, index):
-        return self._prompts[index, self._prompts.shape[1] - self._prompt_lengths[index]:].astype("<i4")
-
-    def rollout(self, index):
-        return Rollout(self._responses[index, :self._lengths[index]], rollout_id=str(index))
-
-
-class _TrainedRows(_Rows):
-    """Rows with what the loss reads of them."""
-
-    def __init__(self, data, update):
-        batch = _batch(data)
-        if "advantages" not in batch.keys():
-            raise ValueError("the batch lacks advantages: pass it as verl's trainer passes it to update_actor (for log-probs, which "
-                             "come before them: stemma.verl.log_probs)")
-        super().__init__(data)
-        _check_temperature(data, update)
-        self._arrays = {name: _array(batch[name]) for name in self._read(batch, update)}
-        _check_shapes({"responses": self._responses, **self._arrays})
-        self._advantages = self._arrays.pop("advantages")
-        self._mask = self._arrays.pop("response_mask", self._attention).astype(bool)
-        if (self._mask & ~self._attention).any():
-            raise ValueError("response_mask is 1 where attention_mask is 0")
-
-    @staticmethod
-    def _read(batch, update) -> List[str]:
-        names = ["advantages"]
-        if update.loss.loss_mode != "gpg" and "old_log_probs" in batch.keys():
-            names.append("old_log_probs")
-        if update.loss.kl_loss_coef is not None:
-            if "ref_log_prob" not in batch.keys():
-                raise ValueError("use_kl_loss is on, but the batch lacks ref_log_prob")
-            names.append("ref_log_prob")
-        return names + [name for name in ("response_mask", "rollout_is_weights") if name in batch.keys()]
-
-    def rollout(self, index):
-        out, length = super().rollout(index), self._lengths[index]
-        mask = self._mask[index, :length]
-        advantages = self._advantages[index, :length]
-        kept = advantages[mask]
+    def rollout(row):
+        advantages, mask = rows.values("advantages", row), None
+        if has_mask:
+            mask = rows.values("response_mask", row).astype(bool)
+        kept = advantages if mask is None else advantages[mask]
         if not len(kept):
-            advantage = 0.0
-        else:
-            advantage = float(kept[0]) if (kept == kept[0]).all() else advantages
-        return dataclasses.replace(out, advantage=advantage, mask=None if mask.all() else mask,
-                                   **{name: values[index, :length] for name, values in self._arrays.items()})
+            advantages = 0.0
+        elif (kept == kept[0]).all():
+            advantages = float(kept[0])
+        return Rollout(rows.response(row), rollout_id=str(row), advantage=advantages,
+                       mask=None if mask is None or mask.all() else mask, **{name: rows.values(name, row) for name in names})
+
+    return _groups(rows, rollout)
 
 
-def _array(values):
-    import numpy
-
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        values = values.float() if str(values.dtype) in ("torch.bfloat16", "torch.float16") else values
-    return numpy.asarray(values)
-
-
-def _check_shapes(arrays):
-    """Refuses arrays of a batch, by name, that numpy would cut or repeat until they fit one another: rows would be trained on
-    numbers that are not theirs."""
-    for name, array in arrays.items():
-        if array.ndim != 2:
-            raise ValueError(f"{name} has shape {array.shape}: it must have two dimensions, [rows, width]")
-    rows, width = arrays["responses"].shape
-    prompt_width = arrays["prompts"].shape[1] if "prompts" in arrays else 0
-    shapes = {"prompts": ((rows, prompt_width), "a row for each of responses"),
-              "attention_mask": ((rows, prompt_width + width), "the columns of prompts, then those of responses")}
-    for name, array in arrays.items():
-        shape, what = shapes.get(name, ((rows, width), "that of responses"))
-        if array.shape != shape:
-            raise ValueError(f"{name} has shape {array.shape}: it must have {shape}, {what}")
+def _names_of_log_probs(rows, update) -> List[str]:
+    names = []
+    if update.loss.loss_mode != "gpg" and "old_log_probs" in rows:
+        names.append("old_log_probs")
+    if update.loss.kl_loss_coef is not None:
+        if "ref_log_prob" not in rows:
+            raise ValueError("use_kl_loss is on, but the batch lacks ref_log_prob")
+        names.append("ref_log_prob")
+    return names + (["rollout_is_weights"] if "rollout_is_weights" in rows else [])
 
 
-def _lengths(attention, problem):
-    """Counts the ones of each row, which must be ones and then zeros."""
-    lengths = attention.sum(axis=1)
-    for row, length in zip(attention, lengths):
-        if not row[:length].all():
-            raise ValueError(problem)
-    return lengths
+def _joined(log_probs, rows, field):
+    return rows.join({int(rollout_id): getattr(rollout, field) for rollout_id, rollout in log_probs.items()})
+
+
+def _check_temperature(rows, update):
+    if rows.temperature not in (None, update.loss.temperature):
+        raise ValueError(f"the batch was sampled at temperature {rows.temperature}, the update has {update.loss.temperature}: "
+                         "make them the same by actor_rollout_ref.rollout.temperature")
 
 
 def _name_groups(groups):
