@@ -336,5 +336,5 @@ def test_k1_what_is_left_out_of_the_groups_is_out_of_the_update(client):
 
 def test_k1_every_snippet_of_the_page_is_run():
     texts = ("def by_prompt", "def from_slime", "def from_openrlhf", "def from_nemo_rl", "def from_trl", "def leave_one_out",
-             "def with_advantages", "stemma.dapo(", "rollout_is_weights = ", "kept = ")
+             "def with_advantages", "stemma.dapo(", "rollout_is_weights = ", "kept = ", "def weights_to_sglang")
     assert sorted(BLOCKS) == sorted(block_with(text) for text in texts)
