@@ -90,6 +90,7 @@ void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next
     request.clear_result();
   }
   *state.add_lost() = lost;
+  state.mutable_lost()->rbegin()->mutable_former_lineages()->Swap(state.mutable_former_lineages());
   if (state.lost_size() > kLostLineagesMax) state.mutable_lost()->DeleteSubrange(0, 1);
   DropKept([&](const KeptRequest& kept) { return kept.open() || LastStep(kept) > shared; }, state, dropped);
 }
@@ -122,6 +123,8 @@ absl::Status Fold(const internal::v1::LineageBegun& row, JournalState& state, Kn
   } else if (state.lineage().empty()) {
     RETURN_IF_ERROR(BeginWith(row.checkpoint(), row.step(), row.name(), state));
   } else {
+    state.add_former_lineages(state.lineage());
+    if (state.former_lineages_size() > kFormerLineagesMax) state.mutable_former_lineages()->DeleteSubrange(0, 1);
     for (KnownRequest& request : *state.mutable_requests()) {
       if (request.lineage() == state.lineage()) NameLineageOfRequest(row.name(), request);
     }

@@ -14,14 +14,25 @@ namespace {
 
 constexpr char kDecide[] = "decide, then send new rollouts under a new request_id";
 
+bool Has(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+bool WasCalled(const LostLineage& lost, const std::string& name) { return lost.name == name || Has(lost.former, name); }
+
 }  // namespace
 
 Lineage::Lineage(std::string prefix, const internal::v1::JournalState& state) : prefix_(std::move(prefix)) {
   name_ = state.lineage().empty() ? NextName() : state.lineage();
   step_ = AppliedSteps(state);
   weight_version_ = std::max<uint64_t>(1, state.weight_version());
-  for (const internal::v1::LostWeights& lost : state.lost())
-    lost_.push_back({lost.lineage(), lost.step(), {lost.checkpoint(), lost.checkpoint_step()}});
+  former_ = {state.former_lineages().begin(), state.former_lineages().end()};
+  for (const internal::v1::LostWeights& lost : state.lost()) {
+    lost_.push_back({.name = lost.lineage(),
+                     .former = {lost.former_lineages().begin(), lost.former_lineages().end()},
+                     .step = lost.step(),
+                     .went_on = {lost.checkpoint(), lost.checkpoint_step()}});
+  }
 }
 
 std::string Lineage::NextName() { return absl::StrCat(prefix_, "-", ++lineages_); }
@@ -57,7 +68,8 @@ void Lineage::ReachStep() {
 }
 
 const std::string& Lineage::Rename() {
-  name_ = NextName();
+  former_.push_back(std::exchange(name_, NextName()));
+  if (former_.size() > static_cast<size_t>(kFormerLineagesMax)) former_.erase(former_.begin());
   ++weight_version_;
   return name_;
 }
@@ -78,8 +90,10 @@ void Lineage::Ruin(const std::string& request_id, const std::string& parameter) 
 }
 
 LostLineage Lineage::End(const WeightsBase& base) {
-  LostLineage lost = {
-      .name = std::exchange(name_, NextName()), .step = std::exchange(step_, base.step), .went_on = base};
+  LostLineage lost = {.name = std::exchange(name_, NextName()),
+                      .former = std::exchange(former_, {}),
+                      .step = std::exchange(step_, base.step),
+                      .went_on = base};
   weights_step_ = base.step;
   lost_in_step_ = losses_again_ = 0;
   unusable_.clear();
@@ -141,7 +155,7 @@ absl::Status Lineage::UnusableError() const {
 }
 
 absl::Status Lineage::CheckName(const std::string& expected) const {
-  if (expected == name_) return absl::OkStatus();
+  if (expected == name_ || Has(former_, expected)) return absl::OkStatus();
   if (const absl::Status name = CheckFileName(expected); !name.ok()) {  // before it is said again
     const std::string what(name.message());
     return MakeError(Reason::kInvalidRequest, absl::StrCat("expected_lineage ", what),
@@ -149,7 +163,8 @@ absl::Status Lineage::CheckName(const std::string& expected) const {
   }
   std::map<std::string, std::string> metadata = {
       {"lineage", name_}, {"step", absl::StrCat(step_)}, {"expected_lineage", expected}};
-  const auto lost = std::find_if(lost_.begin(), lost_.end(), [&](const LostLineage& l) { return l.name == expected; });
+  const auto lost =
+      std::find_if(lost_.begin(), lost_.end(), [&](const LostLineage& l) { return WasCalled(l, expected); });
   std::string why = absl::StrCat("this server does not know it (was it started again?); the model is at step ", step_,
                                  " of lineage ", name_);
   if (lost != lost_.end()) {
@@ -163,7 +178,7 @@ absl::Status Lineage::CheckName(const std::string& expected) const {
 }
 
 bool Lineage::WentFrom(const std::string& lineage, const internal::v1::KnownCheckpoint& checkpoint) const {
-  return !lost_.empty() && lost_.back().name == lineage && lost_.back().went_on.checkpoint == checkpoint.name() &&
+  return !lost_.empty() && WasCalled(lost_.back(), lineage) && lost_.back().went_on.checkpoint == checkpoint.name() &&
          step_ == checkpoint.step();
 }
 

@@ -9,7 +9,8 @@
 // Invariants:
 //  (1) the step grows by one with each step that is counted; a lineage begins at the step of its first weights.
 //  (2) weight_version never falls; it grows with each counted step, with ruined weights and with a new lineage.
-//  (3) a name is never used twice, and a lineage that has ended is remembered, the last 64 of them.
+//  (3) a name is never used twice, and a lineage that has ended is remembered, the last 64 of them. One that goes on
+//      under a new name loses nothing: who expects an earlier name of it expects it.
 //  (4) weights_step() <= step().
 //  (5) losses of workers in decided steps are in a row until the furthest of those steps is made, or the lineage ends.
 //
@@ -23,6 +24,7 @@
 #include <deque>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "common/base/error_reasons.h"
@@ -34,12 +36,14 @@
 namespace stemma::server {
 
 inline constexpr int kLostLineagesMax = 64;
+inline constexpr int kFormerLineagesMax = 1000;  // names of one lineage: on a GPU every recovery gives other bits
 
 struct LostLineage {
   std::string name;
-  uint64_t step = 0;         // that its weights had reached
-  WeightsBase went_on = {};  // with which the next lineage began
-  uint64_t shared_step = 0;  // up to which those weights came by the steps of this lineage
+  std::vector<std::string> former = {};  // its earlier names
+  uint64_t step = 0;                     // that its weights had reached
+  WeightsBase went_on = {};              // with which the next lineage began
+  uint64_t shared_step = 0;              // up to which those weights came by the steps of this lineage
 };
 
 class Lineage {
@@ -89,6 +93,7 @@ class Lineage {
   absl::Status RolledBackError(const UpdateRecord& record) const;
   absl::Status UnusableError() const;
 
+  // Checks that the model has this lineage, under whichever of its names.
   absl::Status CheckName(const std::string& expected) const;
   // Whether the model went from this lineage to that checkpoint and has made no step since: loading it is done.
   bool WentFrom(const std::string& lineage, const internal::v1::KnownCheckpoint& checkpoint) const;
@@ -103,6 +108,7 @@ class Lineage {
   const std::string prefix_;
   uint64_t lineages_ = 0;
   std::string name_;
+  std::vector<std::string> former_;  // its earlier names, oldest first
   uint64_t step_ = 0, weights_step_ = 0;
   uint64_t lost_in_step_ = 0;  // the furthest of those in which workers were lost in a row; 0: none were
   uint32_t losses_again_ = 0;  // those in a row

@@ -49,8 +49,11 @@ std::string LineagePin::MoveTo(const std::string& lineage, uint64_t step) {
     lineage_ = lineage;
     return "";
   }
-  std::string text = absl::StrCat("lineage ", lineage_, " is lost, with its steps up to ", step_, "; going on at step ",
-                                  step, " of lineage ", lineage);
+  // A server that was told what is expected has refused what is lost: it knows both as names of one lineage.
+  std::string text = follow_ ? absl::StrCat("going on at step ", step, " of lineage ", lineage, "; steps up to ", step_,
+                                            " were seen of lineage ", lineage_)
+                             : absl::StrCat("lineage ", lineage_, " goes on as ", lineage,
+                                            ": steps that were computed again have other bits, and none is lost");
   lineage_ = lineage;
   step_ = step;
   return text;

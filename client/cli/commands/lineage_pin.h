@@ -26,7 +26,7 @@ class LineagePin {
   // True: the request's weights are lost and lineages are followed, so that the next request may be sent.
   bool MayGoOn(const absl::Status& error) const;
 
-  // Moves to the lineage that the answer, or the error, names. Returns what to tell the user: empty unless the lineage
+  // Moves to the lineage that the answer, or the error, names. Returns what to tell the user: empty unless the name
   // is another one than before.
   std::string Saw(const v1::RequestStatus& status);
   std::string Saw(const absl::Status& error);

@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from e2e.errors.server import wait_for
-from e2e.gang.small_groups import make_model
-from e2e.recovery.durable_run import DurableRun, facts, send, weights_after
+from e2e.gang.small_groups import groups_of, make_model
+from e2e.recovery.durable_run import STEPS_OF_REQUEST, DurableRun, facts, send, weights_after
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +51,23 @@ def test_a_run_goes_on_on_another_mesh(model, tmp_path):
             steps += [step.step for step in send(client, len(steps)).steps]
             weights = weights_after(durable, f"end-{len(steps)}")
     assert steps == list(range(1, len(steps) + 1)), "no step was lost or made twice"
+
+
+def test_who_knew_weights_that_are_computed_again_to_other_bits_goes_on(model, tmp_path):
+    """The lineage has a new name, as another mesh adds in another order. No step is lost by that: what expects the name of before
+    is answered and trained as if nothing had been."""
+    run = DurableRun(model, tmp_path)
+    with run.client() as client:
+        known = [facts(send(client, number)) for number in range(2)]
+        before = client.lineage
+        run.kill()  # no checkpoint: both requests are computed again
+    with DurableRun(model, tmp_path, ranks=2, flags=("--mesh", "tp=2")) as again, again.client() as client:
+        client._saw(before)  # the client of before, whose server has another address now
+        assert facts(send(client, 1))[0] == known[1][0], "its stored outcome"
+        steps = [step.step for step in send(client, 2).steps]
+        assert steps == list(range(2 * STEPS_OF_REQUEST + 1, 3 * STEPS_OF_REQUEST + 1))
+        now = client.model()
+        assert now["lineage"] != before == client.lineage, "control: the name is a new one, which GetModel says"
+        assert client.log_probs(groups_of(7, [(10, 3)])) and client.export("now") and client.save_checkpoint("now")
+        assert now["step"] == 3 * STEPS_OF_REQUEST
+        client.load_checkpoint("now")

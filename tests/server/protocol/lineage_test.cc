@@ -2,6 +2,7 @@
 
 #include "common/base/error.h"
 #include "gtest/gtest.h"
+#include "server/protocol/journal_fold.h"
 
 namespace stemma::server {
 namespace {
@@ -106,6 +107,56 @@ TEST(LineageTest, WhatARequestExpectsIsHeldAgainstNameThenStep) {
   EXPECT_FALSE(GetErrorDetails(lineage.CheckName("b-1")).metadata.contains("lost_step")) << "it was never ours";
   lineage.End({});
   EXPECT_EQ(GetErrorDetails(lineage.CheckName("a-1")).metadata.at("lost_step"), "1");
+}
+
+TEST(LineageTest, AnEarlierNameIsExpectedAsTheNewestIsUntilAllAreLost) {
+  Lineage lineage("a");
+  lineage.CountStep();
+  lineage.Rename();
+  lineage.Rename();
+  EXPECT_EQ(lineage.name(), "a-3");
+  for (const char* name : {"a-1", "a-2", "a-3"}) EXPECT_TRUE(lineage.CheckName(name).ok()) << name;
+  EXPECT_TRUE(lineage.CheckExpected(Expecting("a-1", 1), 1).ok());
+  EXPECT_TRUE(HasReason(lineage.CheckName("a-4"), Reason::kLineageMismatch)) << "no name of the future";
+  internal::v1::KnownCheckpoint checkpoint;
+  checkpoint.set_name("c");
+  EXPECT_EQ(lineage.End({"c", 0}).former, (std::vector<std::string>{"a-1", "a-2"}));
+  EXPECT_TRUE(lineage.WentFrom("a-2", checkpoint)) << "a repeated load";
+  for (const char* name : {"a-1", "a-2", "a-3"}) {
+    const ErrorDetails details = GetErrorDetails(lineage.CheckName(name));
+    EXPECT_EQ(details.metadata.at("lost_lineage"), "a-3") << name;
+    EXPECT_EQ(details.metadata.at("lost_step"), "1") << name;
+  }
+}
+
+TEST(LineageTest, AThousandNamesOfALineageAreRemembered) {
+  Lineage lineage("a");
+  for (int i = 0; i < kFormerLineagesMax + 1; ++i) lineage.Rename();
+  EXPECT_FALSE(lineage.CheckName("a-1").ok());
+  EXPECT_TRUE(lineage.CheckName("a-2").ok());
+}
+
+// What the journal is told while it runs is what an earlier server's journal gives.
+TEST(LineageTest, NamesOutliveTheServer) {
+  internal::v1::JournalState state;
+  const auto fold = [&state](auto set) {
+    internal::v1::JournalRow row;
+    set(*row.mutable_lineage_begun());
+    ASSERT_TRUE(FoldRow(row, /*requests_kept=*/1, state).ok());
+  };
+  for (const char* name : {"a-1", "a-2", "a-3"}) fold([&](auto& begun) { begun.set_name(name); });
+  const Lineage lineage("b", state);
+  EXPECT_EQ(lineage.name(), "a-3");
+  EXPECT_TRUE(lineage.CheckName("a-1").ok());
+  fold([](auto& begun) {
+    begun.set_name("b-1");
+    begun.mutable_lost()->set_lineage("a-3");
+    begun.mutable_lost()->set_step(4);
+  });
+  EXPECT_EQ(state.former_lineages_size(), 0);
+  const Lineage next("c", state);
+  EXPECT_EQ(GetErrorDetails(next.CheckName("a-1")).metadata.at("lost_step"), "4");
+  EXPECT_TRUE(next.CheckName("b-1").ok());
 }
 
 TEST(LineageTest, SixtyFourLostLineagesAreRemembered) {

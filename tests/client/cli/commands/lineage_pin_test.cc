@@ -42,6 +42,15 @@ TEST(LineagePinTest, RequestsAreHeldToTheLineageOfTheBegin) {
   EXPECT_EQ(Expected(pin), "a-1");
 }
 
+TEST(LineagePinTest, ANewNameOfTheLineageIsNoLoss) {
+  LineagePin pin(/*follow=*/false);
+  pin.Begin(Model("a-1", 3));
+  EXPECT_EQ(pin.Saw(Answer("a-2", 4)),
+            "lineage a-1 goes on as a-2: steps that were computed again have other bits, and none is lost");
+  EXPECT_EQ(Expected(pin), "a-2");
+  EXPECT_EQ(pin.Saw(Answer("a-2", 5)), "");
+}
+
 TEST(LineagePinTest, AServerThatNamesNoneIsHeldToNone) {
   LineagePin pin(/*follow=*/false);
   pin.Begin(Model("", 0));
@@ -82,10 +91,9 @@ TEST(LineagePinTest, WhoFollowsIsHeldToNoneAndHearsOfEachChange) {
   pin.Saw(Answer("a-1", 4));
   const absl::Status error = Lost(absl::StatusCode::kFailedPrecondition, "ROLLED_BACK");
   EXPECT_TRUE(pin.MayGoOn(error));
-  EXPECT_EQ(pin.Saw(error), "lineage a-1 is lost, with its steps up to 4; going on at step 0 of lineage b-1");
+  EXPECT_EQ(pin.Saw(error), "going on at step 0 of lineage b-1; steps up to 4 were seen of lineage a-1");
   EXPECT_EQ(pin.Saw(Answer("b-1", 1)), "");
-  EXPECT_EQ(pin.Saw(Answer("c-1", 1)),
-            "lineage b-1 is lost, with its steps up to 1; going on at step 1 of lineage c-1");
+  EXPECT_EQ(pin.Saw(Answer("c-1", 1)), "going on at step 1 of lineage c-1; steps up to 1 were seen of lineage b-1");
   EXPECT_EQ(pin.lineage(), "c-1");
 }
 
