@@ -52,10 +52,24 @@ std::optional<int64_t> Cores(const std::string& folder) {
   return (quota_us - 1) / period_us + 1;
 }
 
-std::optional<int64_t> Least(std::span<const std::string> folders, std::optional<int64_t> (*of)(const std::string&)) {
+using NumberOf = std::optional<int64_t> (*)(const std::string& folder);
+
+std::optional<int64_t> Least(std::span<const std::string> folders, NumberOf of) {
   std::optional<int64_t> least;
   for (const std::string& folder : folders) least = Lesser(least, of(folder));
   return least;
+}
+
+std::string FolderOfLeast(std::span<const std::string> folders, NumberOf of) {
+  std::optional<int64_t> least;
+  std::string decides;
+  for (const std::string& folder : folders) {  // from the innermost group on
+    const std::optional<int64_t> number = of(folder);
+    if (!number || (least && *least < *number)) continue;
+    least = number;
+    decides = folder;
+  }
+  return decides;
 }
 
 }  // namespace
@@ -88,5 +102,9 @@ std::optional<int64_t> CgroupLimitBytes(std::span<const std::string> folders) { 
 std::optional<int64_t> CgroupLeftBytes(std::span<const std::string> folders) { return Least(folders, LeftBytes); }
 
 std::optional<int64_t> CgroupCores(std::span<const std::string> folders) { return Least(folders, Cores); }
+
+std::string CgroupOfLeftBytes(std::span<const std::string> folders) { return FolderOfLeast(folders, LeftBytes); }
+
+std::string CgroupOfCores(std::span<const std::string> folders) { return FolderOfLeast(folders, Cores); }
 
 }  // namespace stemma

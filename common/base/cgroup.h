@@ -27,4 +27,9 @@ std::optional<int64_t> CgroupLeftBytes(std::span<const std::string> folders);
 // Returns the cores whose time these groups may use (cpu.max), rounded up; nothing: as many as there are.
 std::optional<int64_t> CgroupCores(std::span<const std::string> folders);
 
+// Returns the group that decides the number above: of groups with the same one the outermost, which has the most
+// processes in it. Empty: none has a limit.
+std::string CgroupOfLeftBytes(std::span<const std::string> folders);
+std::string CgroupOfCores(std::span<const std::string> folders);
+
 }  // namespace stemma

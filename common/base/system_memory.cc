@@ -33,6 +33,13 @@ int64_t AvailableMemoryBytesIn(std::span<const std::string> cgroup_folders) {
   return bytes == kUnknown ? 0 : std::max<int64_t>(1, bytes);
 }
 
+std::string AvailableMemoryGroup() { return AvailableMemoryGroupIn(OwnCgroupFolders()); }
+
+std::string AvailableMemoryGroupIn(std::span<const std::string> cgroup_folders) {
+  const bool is_groups = CgroupLeftBytes(cgroup_folders).value_or(kUnknown) < MemAvailableBytes();
+  return is_groups ? CgroupOfLeftBytes(cgroup_folders) : "";
+}
+
 int64_t MachineMemoryBytes() {
   const int64_t physical = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   return std::min(physical, CgroupLimitBytes(OwnCgroupFolders()).value_or(kUnknown));

@@ -13,6 +13,10 @@ namespace stemma {
 int64_t AvailableMemoryBytes();
 int64_t AvailableMemoryBytesIn(std::span<const std::string> cgroup_folders);  // the same, in these groups
 
+// The control group that AvailableMemoryBytes is of; empty: it is the machine's.
+std::string AvailableMemoryGroup();
+std::string AvailableMemoryGroupIn(std::span<const std::string> cgroup_folders);  // the same, in these groups
+
 // The smaller of the machine's physical memory and the memory cgroups' limit.
 int64_t MachineMemoryBytes();
 

@@ -1,6 +1,7 @@
 #include "server/protocol/gang.h"
 
 #include <algorithm>
+#include <map>
 #include <tuple>
 #include <utility>
 
@@ -28,6 +29,9 @@ Gang::Worker WorkerOf(SessionId session, const internal::v1::Register& message) 
           .incarnation = message.incarnation(),
           .device = DeviceOf(message),
           .host = WorkerText(message.host()),
+          .machine = WorkerText(message.machine()),
+          .memory_pool = PoolOf(message.machine(), message.host(), message.memory_group()),
+          .core_pool = PoolOf(message.machine(), message.host(), message.core_group()),
           .pid = message.pid(),
           .build_id = WorkerText(message.build_id()),
           .device_id = WorkerText(message.device_id()),
@@ -56,16 +60,38 @@ bool OthersReach(const Gang::Worker& worker) {
 // may have one name: where the hardware is known, it decides.
 bool HaveOneDevice(const Gang::Worker& a, const Gang::Worker& b) {
   if (!a.device_id.empty() && !b.device_id.empty()) return a.device_id == b.device_id;
-  return a.host == b.host && a.device == b.device;
+  return a.host == b.host && a.machine == b.machine && a.device == b.device;
 }
 
 std::string BuildText(const Gang::Worker& worker) {
   return worker.build_id.empty() ? "no build id" : absl::StrCat("build ", worker.build_id);
 }
 
-uint32_t WorkersOfHost(std::span<const Gang::Worker> workers, const std::string& host) {
-  const auto of_host = [&](const Gang::Worker& worker) { return worker.host == host; };
-  return static_cast<uint32_t>(std::count_if(workers.begin(), workers.end(), of_host));
+using PoolName = std::string Gang::Worker::*;
+
+// Returns how many share a worker's memory or cores, that one among them.
+uint32_t Sharing(std::span<const Gang::Worker> workers, const Gang::Worker& of, PoolName pool) {
+  const auto shares = [&](const Gang::Worker& worker) { return worker.*pool == of.*pool; };
+  return static_cast<uint32_t>(std::count_if(workers.begin(), workers.end(), shares));
+}
+
+// Sorts so that workers of one machine are neighbours, whatever their containers call their hosts; machines are in the
+// order of their first hosts.
+void SortByPlace(std::vector<Gang::Worker>& workers) {
+  std::map<std::string, std::string> first_hosts;
+  const auto machine_of = [](const Gang::Worker& worker) {
+    return worker.machine.empty() ? worker.host : worker.machine;
+  };
+  for (const Gang::Worker& worker : workers) {
+    std::string& first = first_hosts.try_emplace(machine_of(worker), worker.host).first->second;
+    first = std::min(first, worker.host);
+  }
+  const auto place = [&](const Gang::Worker& worker) {
+    const std::string machine = machine_of(worker);
+    return std::make_tuple(first_hosts.at(machine), machine, worker.host, worker.device, worker.device_id);
+  };
+  std::sort(workers.begin(), workers.end(),
+            [&](const Gang::Worker& a, const Gang::Worker& b) { return place(a) < place(b); });
 }
 
 }  // namespace
@@ -162,7 +188,7 @@ absl::StatusOr<v1::RunConfig> Gang::Divide() const {
   std::vector<std::string> problems;
   absl::Status first;
   for (const Worker& worker : workers_) {
-    shares.push_back(ShareOf(worker.memory, WorkersOfHost(workers_, worker.host)));
+    shares.push_back(ShareOf(worker.memory, Sharing(workers_, worker, &Worker::memory_pool)));
     const absl::Status status = DivideMemory(options_.model, shares.back(), options_.config).status();
     if (status.ok()) continue;
     first.Update(status);
@@ -175,9 +201,7 @@ absl::StatusOr<v1::RunConfig> Gang::Divide() const {
 
 absl::StatusOr<internal::v1::Configure> Gang::Begin(absl::Time now, const WeightsBase& base) {
   CHECK(full() && !begun_);
-  std::sort(workers_.begin(), workers_.end(), [](const Worker& a, const Worker& b) {
-    return std::tie(a.host, a.device, a.device_id) < std::tie(b.host, b.device, b.device_id);
-  });
+  SortByPlace(workers_);
   ASSIGN_OR_RETURN(divided_, Divide());
   begun_ = true;
   base_ = base;
@@ -197,14 +221,14 @@ internal::v1::Configure Gang::ConfigureOf(uint32_t rank) const {
   configure.set_generation(generation_);
   *configure.mutable_config() = divided_;
   if (divided_.threads() == 0) {
-    configure.mutable_config()->set_threads(ThreadsOf(of.cores, WorkersOfHost(workers_, of.host)));
+    configure.mutable_config()->set_threads(ThreadsOf(of.cores, Sharing(workers_, of, &Worker::core_pool)));
   }
   configure.set_data_directory(options_.data_directory);
   configure.set_step(base_.step);
   configure.set_checkpoint(base_.checkpoint);
   configure.set_rank(rank);
   configure.set_store(store_);
-  configure.set_ranks_of_host(WorkersOfHost(workers_, of.host));
+  configure.set_ranks_of_host(Sharing(workers_, of, &Worker::memory_pool));
   return configure;
 }
 

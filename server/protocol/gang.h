@@ -6,8 +6,8 @@
 // Invariants:
 //  (1) at most one worker of each device, and at most as many workers as the mesh has ranks; all of one version, one
 //      build and one kind of device. A session is one worker's, from its Register to its loss.
-//  (2) a generation begins when the mesh is full and ends with the first worker that is lost: its ranks are by host,
-//      then device, then the hardware's id, so workers that come back to the same devices get the same ranks.
+//  (2) a generation begins when the mesh is full and ends with the first worker that is lost: its ranks are by
+//      machine, host, device, then the hardware's id, so workers that come back to the same devices get the same ranks.
 //  (3) the generation's number grows with each that begins: what an earlier one's workers say has other keys.
 //  (4) the configuration in force is the one divided for the workers' memory, once all of them are ready; the smallest
 //      worker decides, for a plan runs the same budget on every rank.
@@ -56,11 +56,14 @@ class Gang {
     std::string incarnation;
     DeviceName device;
     std::string host;
+    std::string machine = {};      // under its container; empty: not known
+    std::string memory_pool = {};  // workers with the same one share what they have of host memory
+    std::string core_pool = {};    // likewise cores
     uint32_t pid = 0;
     std::string build_id;   // of its program; empty: not known
     std::string device_id;  // of its hardware, unlike any other's; empty: not known
     std::string address;    // at which other ranks reach it; empty: on this machine only
-    uint32_t cores = 0;     // of its host; 0: not known
+    uint32_t cores = 0;     // as if no other worker were there; 0: not known
     WorkerMemory memory;    // as if no other worker were there
     std::string phase;      // that it said last
     uint64_t progress = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
@@ -13,13 +14,18 @@ int64_t Smaller(int64_t a, int64_t b) { return a == 0 || b == 0 ? std::max(a, b)
 
 }  // namespace
 
-WorkerMemory ShareOf(const WorkerMemory& reported, uint32_t workers_of_host) {
-  CHECK_GT(workers_of_host, 0u);
+std::string PoolOf(const std::string& machine, const std::string& host, const std::string& group) {
+  if (machine.empty()) return host;
+  return group.empty() ? machine : absl::StrCat(machine, " ", host, " ", group);
+}
+
+WorkerMemory ShareOf(const WorkerMemory& reported, uint32_t workers) {
+  CHECK_GT(workers, 0u);
   WorkerMemory share = reported;
-  share.host_free_bytes = PartOf(share.host_free_bytes, workers_of_host);
+  share.host_free_bytes = PartOf(share.host_free_bytes, workers);
   if (reported.host_free_bytes > 0) return share;
-  share.device_free_bytes = PartOf(share.device_free_bytes, workers_of_host);
-  share.device_bytes = PartOf(share.device_bytes, workers_of_host);
+  share.device_free_bytes = PartOf(share.device_free_bytes, workers);
+  share.device_bytes = PartOf(share.device_bytes, workers);
   return share;
 }
 
@@ -33,9 +39,9 @@ WorkerMemory SmallestOf(std::span<const WorkerMemory> workers) {
   return smallest;
 }
 
-uint32_t ThreadsOf(uint32_t cores, uint32_t workers_of_host) {
-  if (workers_of_host == 1 || cores == 0) return 0;
-  return std::max(cores / workers_of_host, 1u);
+uint32_t ThreadsOf(uint32_t cores, uint32_t workers) {
+  if (workers == 1 || cores == 0) return 0;
+  return std::max(cores / workers, 1u);
 }
 
 }  // namespace stemma::server

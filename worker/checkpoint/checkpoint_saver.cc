@@ -67,7 +67,7 @@ absl::Status CheckpointSaver::SaveReserved(const internal::v1::Save& request, co
                            .dtype = dtype,
                            .index = CheckpointIndex(state_files)};
   std::shared_ptr<StagedStates> staged =
-      StagedStates::Copy(weights_, files.shares, options_.available_bytes() / options_.ranks_of_host);
+      StagedStates::Copy(weights_, files.shares, options_.available_bytes() / options_.ranks_of_memory);
   absl::StatusOr<CheckpointParts> written;
   if (staged == nullptr) {
     const std::atomic<bool> never = false;

@@ -21,9 +21,9 @@
 namespace stemma::worker {
 
 struct SaverOptions {
-  std::string checkpoints;    // the folder of all of them
-  uint32_t rank = 0;          // in the mesh; rank 0 writes headers and what is no tensor
-  int64_t ranks_of_host = 1;  // that share the host's memory: all of them save at the same time
+  std::string checkpoints;      // the folder of all of them
+  uint32_t rank = 0;            // in the mesh; rank 0 writes headers and what is no tensor
+  int64_t ranks_of_memory = 1;  // that share the host's memory: all of them save at the same time
   std::function<int64_t()> available_bytes = AvailableMemoryBytes;  // of the host
 };
 

@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
   options.build_id = stemma::worker::OwnBuildId();
   options.device_id = (*device)->id();
   options.cores = stemma::worker::ComputeCores();
+  options.core_group = stemma::worker::ComputeCoreGroup();
   options.device_memory = [&] { return (*device)->memory(); };
   return stemma::worker::RunWorker(
       options, [&](const stemma::internal::v1::Configure& configure, const stemma::worker::WorkerIdentity& identity,

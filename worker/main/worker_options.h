@@ -20,14 +20,15 @@ inline constexpr char kWorkerProgram[] = "stemma-worker";
 inline constexpr char kStartedAnewVariable[] = "STEMMA_WORKER_STARTED_ANEW";
 
 struct WorkerMainOptions {
-  std::string server;     // host:port
-  std::string secret;     // admits this worker
-  std::string build_id;   // of this program; empty: not known; no option, main says it
-  DeviceName device;      // cpu:0
-  std::string device_id;  // of the hardware, unlike any other's; empty: not known; no option, main says it
-  std::string address;    // at which other workers reach this one; empty: found
-  uint32_t threads = 0;   // of compute; 0: as the server says
-  uint32_t cores = 0;     // that the compute may use; 0: not known; no option, main says it
+  std::string server;      // host:port
+  std::string secret;      // admits this worker
+  std::string build_id;    // of this program; empty: not known; no option, main says it
+  DeviceName device;       // cpu:0
+  std::string device_id;   // of the hardware, unlike any other's; empty: not known; no option, main says it
+  std::string address;     // at which other workers reach this one; empty: found
+  uint32_t threads = 0;    // of compute; 0: as the server says
+  uint32_t cores = 0;      // that the compute may use; 0: not known; no option, main says it
+  std::string core_group;  // the control group whose limit they are; empty: the machine's; likewise
   std::function<DeviceMemory()> device_memory = HostMemory;  // no option, main says it
   std::string ready_file;                                    // empty: none
   bool once = false;                                         // ends with its session

@@ -12,6 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/connection_pings.h"
 #include "common/base/flag.h"
+#include "common/base/machine.h"
 #include "common/base/message_sizes.h"
 #include "common/base/mutex.h"
 #include "common/base/system_memory.h"
@@ -111,6 +112,9 @@ WorkerMessage RegisterMessage(const SessionOptions& options, const std::string& 
   to.set_device_id(options.device_id);
   to.set_address(address);
   to.set_cores(options.cores);
+  to.set_core_group(options.core_group);
+  to.set_machine(MachineId());
+  to.set_memory_group(AvailableMemoryGroup());
   const DeviceMemory memory = options.device_memory();
   to.set_memory_bytes(static_cast<uint64_t>(memory.bytes));
   to.set_memory_free_bytes(static_cast<uint64_t>(memory.free_bytes));

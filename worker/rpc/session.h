@@ -13,14 +13,15 @@
 namespace stemma::worker {
 
 struct SessionOptions {
-  std::string server;          // host:port of the server's worker listener
-  std::string secret;          // the server's
-  std::string incarnation;     // random for each process
-  std::string address;         // IP literal at which other ranks reach this one; empty: found
-  std::string device;          // "cpu:0"
-  std::string build_id = {};   // of this program; empty: not known
-  std::string device_id = {};  // of the hardware, unlike any other's; empty: not known
-  uint32_t cores = 0;          // that the compute may use; 0: not known
+  std::string server;           // host:port of the server's worker listener
+  std::string secret;           // the server's
+  std::string incarnation;      // random for each process
+  std::string address;          // IP literal at which other ranks reach this one; empty: found
+  std::string device;           // "cpu:0"
+  std::string build_id = {};    // of this program; empty: not known
+  std::string device_id = {};   // of the hardware, unlike any other's; empty: not known
+  uint32_t cores = 0;           // that the compute may use; 0: not known
+  std::string core_group = {};  // the control group whose limit they are; empty: the machine's
   std::function<DeviceMemory()> device_memory = HostMemory;
   // The model is loaded; an error ends the session with it.
   std::function<absl::Status()> on_ready = [] { return absl::OkStatus(); };

@@ -57,6 +57,24 @@ TEST_F(CgroupTest, NoMoreIsLeftThanTheLimitAndNoLessThanNothing) {
   EXPECT_EQ(Left(), 0);
 }
 
+TEST_F(CgroupTest, TheGroupThatDecidesIsTheOutermostOfEqualOnes) {
+  EXPECT_EQ(CgroupOfLeftBytes(folders_), "");
+  EXPECT_EQ(CgroupOfCores(folders_), "");
+  Write(0, "memory.max", "1000\n");
+  Write(0, "memory.current", "100\n");
+  EXPECT_EQ(CgroupOfLeftBytes(folders_), folders_[0]);
+  Write(1, "memory.max", "2000\n");
+  Write(1, "memory.current", "1500\n");  // others of the job use more
+  EXPECT_EQ(CgroupOfLeftBytes(folders_), folders_[1]);
+  Write(1, "memory.current", "100\n");
+  EXPECT_EQ(CgroupOfLeftBytes(folders_), folders_[0]);
+  Write(1, "memory.max", "1000\n");
+  EXPECT_EQ(CgroupOfLeftBytes(folders_), folders_[1]) << "all that is below it has no more";
+  Write(0, "cpu.max", "200000 100000\n");
+  Write(2, "cpu.max", "150000 100000\n");
+  EXPECT_EQ(CgroupOfCores(folders_), folders_[2]) << "both are worth two cores";
+}
+
 TEST_F(CgroupTest, WithoutALimitOrItsFilesNothingIsKnown) {
   EXPECT_EQ(Left(), std::nullopt);
   Write(0, "memory.max", "max\n");

@@ -20,9 +20,11 @@ TEST(SystemMemoryTest, AGroupAboveItsMarkHasNextToNothingLeft) {
   const std::vector<std::string> folders = {folder.path()};
   const int64_t without_limit = AvailableMemoryBytesIn(folders);
   EXPECT_GT(without_limit, 1);
+  EXPECT_EQ(AvailableMemoryGroupIn(folders), "") << "it is the machine's";
   std::ofstream(folder / "memory.high") << "1000\n";
   std::ofstream(folder / "memory.current") << "400\n";
   EXPECT_EQ(AvailableMemoryBytesIn(folders), 600);
+  EXPECT_EQ(AvailableMemoryGroupIn(folders), folder.path());
   std::ofstream(folder / "memory.current") << "1100\n";
   EXPECT_EQ(AvailableMemoryBytesIn(folders), 1);
 }

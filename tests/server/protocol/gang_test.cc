@@ -76,52 +76,6 @@ TEST(GangTest, NoGenerationBeginsWithAWorkerThatIsTooSmall) {
   EXPECT_EQ(gang.generation(), 0u);
 }
 
-TEST(GangTest, RanksAreByHostThenDeviceWhoeverCameFirst) {
-  Gang gang(MeshOf(4));
-  ASSERT_THAT(gang.Join(kStart, 1, WorkerAt("b", "cpu:10", "10.0.0.2")), IsOk());
-  ASSERT_THAT(gang.Join(kStart, 2, WorkerAt("b", "cpu:9", "10.0.0.2")), IsOk());
-  ASSERT_THAT(gang.Join(kStart, 3, WorkerAt("a", "cpu:20", "10.0.0.1")), IsOk());
-  EXPECT_FALSE(gang.full());
-  ASSERT_THAT(JoinAndBegin(gang, kStart, 4, WorkerAt("a", "cpu:0", "10.0.0.1"), 5).status(), IsOk());
-  EXPECT_EQ(gang.RankOf(4), 0u);
-  EXPECT_EQ(gang.RankOf(3), 1u);
-  EXPECT_EQ(gang.RankOf(2), 2u) << "9 before 10";
-  EXPECT_EQ(gang.RankOf(1), 3u);
-  const auto others = gang.OpenStore(4, "10.0.0.1:700");
-  ASSERT_THAT(others.status(), IsOk());
-  ASSERT_EQ(others->size(), 3u);
-  for (uint32_t i = 0; i < 3; ++i) {
-    EXPECT_EQ((*others)[i].rank(), i + 1);
-    EXPECT_EQ((*others)[i].store(), "10.0.0.1:700");
-    EXPECT_EQ((*others)[i].step(), 5u);
-    EXPECT_EQ((*others)[i].generation(), 1u);
-  }
-  EXPECT_THAT(gang.OpenStore(4, "10.0.0.1:701").status(), Invalid("not to be opened")) << "a second one";
-}
-
-internal::v1::Register WorkerOn(const std::string& device_id, const std::string& host = "a",
-                                const std::string& device = "cuda:0") {
-  internal::v1::Register message = WorkerAt(host, device, "10.0.0.1");
-  message.set_incarnation("w" + device_id);
-  message.set_device_id(device_id);
-  return message;
-}
-
-// As processes of a job that each see one GPU of their host, or pods in its network.
-TEST(GangTest, WorkersOfOneNameAreToldApartByTheirHardware) {
-  Gang gang(MeshOf(3));
-  ASSERT_THAT(gang.Join(kStart, 1, WorkerOn("c")), IsOk());
-  ASSERT_THAT(gang.Join(kStart, 2, WorkerOn("a")), IsOk());
-  EXPECT_THAT(gang.Join(kStart, 3, WorkerOn("c")),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("has a worker already, wc")));
-  EXPECT_FALSE(gang.Join(kStart, 3, WorkerOn("c", "b", "cuda:1")).ok()) << "whatever it is called";
-  EXPECT_FALSE(gang.Join(kStart, 3, WorkerOn("")).ok()) << "one that does not know it is told by its name";
-  ASSERT_THAT(JoinAndBegin(gang, kStart, 3, WorkerOn("b")).status(), IsOk());
-  EXPECT_EQ(gang.RankOf(2), 0u) << "ranks of one name are by the hardware";
-  EXPECT_EQ(gang.RankOf(3), 1u);
-  EXPECT_EQ(gang.RankOf(1), 2u);
-}
-
 TEST(GangTest, RanksOfTwoBuildsAreRefused) {
   Gang gang(MeshOf(3));
   internal::v1::Register first = WorkerAt("a", "cpu:0"), second = WorkerAt("a", "cpu:1");

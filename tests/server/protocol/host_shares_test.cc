@@ -39,6 +39,16 @@ TEST(HostSharesTest, TheSmallestOfEachNumberThatIsKnown) {
   EXPECT_EQ(smallest.device_bytes, 8);
 }
 
+TEST(HostSharesTest, ContainersOfOneMachineShareWhatNoGroupOfTheirsLimits) {
+  EXPECT_EQ(PoolOf("m", "pod-0", ""), PoolOf("m", "pod-1", ""));
+  EXPECT_NE(PoolOf("m", "pod-0", ""), PoolOf("n", "pod-0", "")) << "hosts may have one name";
+  EXPECT_NE(PoolOf("m", "pod-0", "/sys/fs/cgroup"), PoolOf("m", "pod-1", "/sys/fs/cgroup")) << "each in its own root";
+  EXPECT_EQ(PoolOf("m", "pod-0", "/sys/fs/cgroup"), PoolOf("m", "pod-0", "/sys/fs/cgroup"));
+  EXPECT_NE(PoolOf("m", "h", "/sys/fs/cgroup/a"), PoolOf("m", "h", "/sys/fs/cgroup/b")) << "services of one host";
+  EXPECT_EQ(PoolOf("", "h", ""), PoolOf("", "h", "/sys/fs/cgroup/a")) << "of a machine that is not known, the host";
+  EXPECT_NE(PoolOf("", "h", ""), PoolOf("", "i", ""));
+}
+
 TEST(HostSharesTest, CoresAreDividedAmongSeveral) {
   EXPECT_EQ(ThreadsOf(8, 1), 0u) << "all of them, as the worker counts them";
   EXPECT_EQ(ThreadsOf(8, 3), 2u);

@@ -68,11 +68,11 @@ class CheckpointSaverTest : public ::testing::Test {
     }
   }
 
-  std::unique_ptr<CheckpointSaver> MakeSaver(int64_t available_bytes = kPlenty, int64_t ranks_of_host = 1) {
+  std::unique_ptr<CheckpointSaver> MakeSaver(int64_t available_bytes = kPlenty, int64_t ranks_of_memory = 1) {
     return std::make_unique<CheckpointSaver>(weights_, directory_, AllRanges(weights_.parameters),
                                              SaverOptions{.checkpoints = folder_ / "checkpoints",
                                                           .rank = 0,
-                                                          .ranks_of_host = ranks_of_host,
+                                                          .ranks_of_memory = ranks_of_memory,
                                                           .available_bytes = [=] { return available_bytes; }});
   }
   std::string Target(const std::string& folder) const {

@@ -44,6 +44,9 @@ def test_a_worker_registers_where_it_is(server):
     printed = subprocess.run([BUILD / "bin/stemma-server", "--version"], check=True, capture_output=True, text=True).stdout
     assert register.version == printed.strip() and re.search(", messages [0-9a-f]{12}$", register.version), "the server's"
     assert 1 <= register.cores <= len(os.sched_getaffinity(0))
+    assert register.machine == pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    for group in (register.memory_group, register.core_group):
+        assert not group or pathlib.Path(group).is_dir(), "none where nothing limits this machine's processes"
     fields = configure(server.root)
     fields["config"]["threads"] = 0  # all cores
     session.send(configure=fields)
