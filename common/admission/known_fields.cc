@@ -16,6 +16,12 @@ using google::protobuf::Reflection;
 
 namespace {
 
+// Whether a field is a map from words to words or numbers. Walking one by reflection would have protobuf keep a list of
+// its entries beside it, as much memory again, as long as the message lives.
+bool IsMapOfValues(const FieldDescriptor& field) {
+  return field.is_map() && field.message_type()->map_value()->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE;
+}
+
 // Calls `goes_on` with the message and its path, and with every message in it, until it returns false. Returns whether
 // it never did.
 bool ForEachMessage(const Message& message, const std::string& path,
@@ -25,7 +31,7 @@ bool ForEachMessage(const Message& message, const std::string& path,
   std::vector<const FieldDescriptor*> fields;
   reflection.ListFields(message, &fields);
   for (const FieldDescriptor* field : fields) {
-    if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
+    if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE || IsMapOfValues(*field)) continue;
     const std::string name = path.empty() ? field->name() : absl::StrCat(path, ".", field->name());
     if (!field->is_repeated()) {
       if (!ForEachMessage(reflection.GetMessage(message, field), name, goes_on)) return false;

@@ -1,5 +1,8 @@
 #include "common/base/thread_room.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <latch>
 #include <system_error>
 #include <thread>
@@ -24,5 +27,7 @@ absl::Status CheckThreadRoom(size_t count) {
   all_counted.count_down();
   return room;
 }
+
+size_t NumProcessors() { return static_cast<size_t>(std::max(1L, sysconf(_SC_NPROCESSORS_CONF))); }
 
 }  // namespace stemma

@@ -12,4 +12,8 @@ namespace stemma {
 // that may be the cause.
 absl::Status CheckThreadRoom(size_t count);
 
+// Returns how many processors the machine has, whatever of them this process may use: gRPC starts threads by that, up
+// to two of an executor for each, and at a server another.
+size_t NumProcessors();
+
 }  // namespace stemma

@@ -15,6 +15,7 @@
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
 #include "common/base/temporary_folder.h"
+#include "common/base/utf8.h"
 
 namespace stemma::server {
 namespace {
@@ -73,6 +74,10 @@ absl::StatusOr<DataDirectory> DataDirectory::Open(const std::string& path) {
     return absl::InvalidArgumentError(absl::StrCat("has ", data.string().size(),
                                                    " bytes as an absolute path, the limit is ", kPathBytesMax,
                                                    ": choose a shorter one"));
+  }
+  if (!error && !IsUtf8(data.string())) {
+    return absl::InvalidArgumentError(
+        "has bytes that are not UTF-8, which cannot be told to workers: choose another name");
   }
   const int made = error ? error.value() : MakeFolders(data.string());
   if (made != 0) return absl::InvalidArgumentError(absl::StrCat("cannot be created: ", ErrorText(made)));

@@ -21,6 +21,7 @@
 #include "common/base/descriptors.h"
 #include "common/base/error.h"
 #include "common/base/exit_codes.h"
+#include "common/base/flag.h"
 #include "common/base/heap.h"
 #include "common/base/process.h"
 #include "common/base/ready_file.h"
@@ -43,8 +44,11 @@ namespace {
 // send in large messages would stay in the process's heap after it was dropped.
 constexpr int kReturnedBytes = 256 << 10;
 
-// A server with a few clients runs fewer.
-constexpr size_t kThreads = 32;
+// A server with a few clients runs fewer; those of gRPC grow with the machine.
+constexpr size_t kThreads = 32, kThreadsOfProcessor = 3;
+
+// What hangs in a call of the kernel, or of a library, is left behind so long after all that a drain waits for.
+constexpr absl::Duration kUnendingAfter = absl::Seconds(20);
 
 // Nothing without a path.
 absl::StatusOr<std::optional<ReadyFile>> WriteReadyFile(const std::string& path, const Server& server) {
@@ -109,17 +113,36 @@ int WaitForSignal(const sigset_t& signals) {
   return received;
 }
 
-// Ends at a second signal while the server drains: whoever sent it does not want to wait. What follows the first at
-// once is not a second one.
-void EndAtNextSignal(const sigset_t& signals) {
-  std::thread([signals, told_s = RealClock().MonotonicSeconds()] {
-    int received = WaitForSignal(signals);
-    while (RealClock().MonotonicSeconds() < told_s + kSameStopS) received = WaitForSignal(signals);
-    LOG(WARNING) << "leaving at once: " << strsignal(received);
+// Ends the process, once it is to stop, at a second signal: whoever sent it does not want to wait. What follows the
+// first at once is not a second one. Ends it as well where it does not end by itself within so long. Its thread is
+// there from the start: a process that may start none later is ended, too.
+class EndingThread {
+ public:
+  EndingThread(const sigset_t& signals, absl::Duration within) {
+    std::thread([signals, within, begun = begun_] {
+      begun->AwaitWithin(absl::InfiniteDuration());
+      const double told_s = RealClock().MonotonicSeconds(), last_s = told_s + absl::ToDoubleSeconds(within);
+      for (double now_s = told_s; now_s < last_s; now_s = RealClock().MonotonicSeconds()) {
+        const timespec left = absl::ToTimespec(absl::Seconds(last_s - now_s));
+        const int received = sigtimedwait(&signals, nullptr, &left);
+        if (received <= 0 || RealClock().MonotonicSeconds() < told_s + kSameStopS) continue;
+        LOG(WARNING) << "leaving at once: " << strsignal(received);
+        Leave(1);
+      }
+      LOG(ERROR) << "has not ended within " << within << ": leaves all the same; the next start sees to the rest";
+      Leave(kFaultExit);
+    }).detach();
+  }
+  void Begin() { begun_->Set(); }
+
+ private:
+  [[noreturn]] static void Leave(int code) {
     google::FlushLogFiles(google::INFO);
-    _exit(1);
-  }).detach();
-}
+    _exit(code);
+  }
+
+  const std::shared_ptr<Flag> begun_ = std::make_shared<Flag>();
+};
 
 // Ends the process though something has not ended, on the disk unless it is a plan: what was answered is durable, and
 // the next start sees to the rest.
@@ -132,7 +155,8 @@ void EndAtNextSignal(const sigset_t& signals) {
 
 // Serves until a signal; the ready file is there meanwhile.
 absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
-  RETURN_IF_ERROR(CheckThreadRoom(kThreads));
+  RETURN_IF_ERROR(CheckThreadRoom(kThreads + kThreadsOfProcessor * NumProcessors()));
+  EndingThread ending(signals, options.drain_within + kCloseWithin + kDiskWithin + kUnendingAfter);
   ASSIGN_OR_RETURN(std::unique_ptr<Storage> storage,
                    Storage::Open(options.data->path(), options.config.limits().requests_kept()));
   ASSIGN_OR_RETURN(const std::string resume, ChooseResumed(options.resume, *storage));
@@ -151,7 +175,7 @@ absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
   LOG(INFO) << "stopping: " << strsignal(received) << "; what runs has " << options.drain_within
             << " to end, another signal ends at once";
   if (ready_file) ready_file->Remove();
-  EndAtNextSignal(signals);
+  ending.Begin();
   const bool drained = server->Drain(options.drain_within);
   if (const std::string what = server->Stop(kDiskWithin); !what.empty()) LeaveUnended(what, drained);
   LOG(INFO) << "stopped";

@@ -17,6 +17,7 @@
 #include "common/base/ready_file.h"
 #include "common/base/run_config.h"
 #include "common/base/stop_times.h"
+#include "common/base/utf8.h"
 #include "common/base/worker_secret.h"
 #include "common/base/worker_version.h"
 #include "common/model/mesh_rules.h"
@@ -259,6 +260,11 @@ v1::RunConfig ReadConfig(const Flags& flags, std::vector<std::string>& problems)
 
 void OpenModel(ServerMainOptions& options, std::vector<std::string>& problems) {
   if (options.config.model().empty()) return;  // reported already
+  if (!IsUtf8(std::filesystem::absolute(options.config.model()).string())) {
+    problems.emplace_back(
+        "model: its path has bytes that are not UTF-8, which cannot be told to workers: choose another name");
+    return;
+  }
   const absl::StatusOr<ModelDirectory> directory = OpenModelDirectory(options.config.model());
   if (!directory.ok()) {
     problems.emplace_back(directory.status().message());

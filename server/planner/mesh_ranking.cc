@@ -42,7 +42,8 @@ void AddMeshes(std::span<const Axis> axes, uint32_t ranks, MeshSizes sizes, std:
 
 void AddReport(const v1::PlanReport& report, MeshAnswer& answer) {
   answer.plan_s += PlanSeconds(report);
-  answer.tokens += static_cast<double>(report.tokens_logical());
+  const uint64_t of_pass = report.log_prob_passes() > 0 ? report.steps(0).tokens_logical() : 0;
+  answer.tokens += static_cast<double>(report.tokens_logical() - report.log_prob_passes() * of_pass);
   answer.steps += report.num_steps();
   answer.step_bytes = std::max(answer.step_bytes, report.peak_bytes());
   for (const v1::StepReport& step : report.steps()) answer.imbalance = std::max(answer.imbalance, step.imbalance());

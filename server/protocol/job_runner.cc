@@ -70,6 +70,7 @@ bool JobRunner::StartUpdate(UpdateRecord& record) {
     if (!loaded) return !PutBackUnlessEnded(id);
     record.request = std::move(loaded->request);
     record.plan = std::move(loaded->plan);
+    *record.result.mutable_plan() = record.plan.report;  // for these workers; and what the journal has no room for
   }
   const absl::Status readable = CheckReadable(p_.history.state(), CheckpointsReadBy(*record.request));
   if (!readable.ok() && p_.history.FindDecision(record.id, 0) != nullptr) {

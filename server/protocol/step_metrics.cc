@@ -109,6 +109,21 @@ void SetRates(Metrics& metrics) {
   if (flops) SetQuotient("perf/actor/tflops", *flops / 1e12, seconds, metrics);
 }
 
+double PhaseSeconds(const StepSums& sums) {
+  return sums.prefix_forward_s() + sums.suffix_s() + sums.prefix_backward_s();
+}
+
+// Returns what the pass for log-probs added to the step. Copies of the model do not meet behind it: one's pass may run
+// beside another's phases.
+double AddedByLogProbs(std::span<const internal::v1::Vote> votes) {
+  double with_pass_s = 0, phases_s = 0;
+  for (const internal::v1::Vote& vote : votes) {
+    phases_s = std::max(phases_s, PhaseSeconds(vote.sums()));
+    with_pass_s = std::max(with_pass_s, vote.sums().log_probs_s() + PhaseSeconds(vote.sums()));
+  }
+  return with_pass_s - phases_s;
+}
+
 void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
   const StepSums& sums = input.vote.sums();
   metrics["time/prefix_forward_s"] = sums.prefix_forward_s();
@@ -121,9 +136,9 @@ void SetTimeMetrics(const StepMetricsInput& input, Metrics& metrics) {
   metrics["predicted/prefix_backward_s"] = predicted.prefix_backward();
   metrics["predicted/apply_s"] = predicted.apply();
   // A pass for log-probs is no part of the update, in whose FLOPs and rows it does not count either.
-  if (sums.log_probs_s() > 0) metrics["time/log_probs_s"] = sums.log_probs_s();
+  SetLogProbSeconds(sums, metrics);
   const double elapsed_s = absl::ToDoubleSeconds(input.elapsed);
-  metrics["perf/actor/time_per_step"] = std::max(0.0, elapsed_s - sums.log_probs_s());
+  metrics["perf/actor/time_per_step"] = std::max(0.0, elapsed_s - AddedByLogProbs(input.votes));
   metrics["perf/actor/total_num_tokens"] = static_cast<double>(input.numbers.total_tokens);
   metrics["perf/actor/flops"] = input.report.flops();
   metrics["perf/actor/flops_dense"] = input.report.flops_dense();
@@ -165,10 +180,7 @@ void SetRankMetrics(const StepMetricsInput& input, Metrics& metrics) {
   metrics["time/gather_s"] = gather_s;
   metrics["ranks/gather_bytes"] = gather_bytes;
   std::vector<double> phases_s;
-  for (const internal::v1::Vote& vote : input.votes) {
-    const StepSums& sums = vote.sums();
-    phases_s.push_back(sums.prefix_forward_s() + sums.suffix_s() + sums.prefix_backward_s());
-  }
+  for (const internal::v1::Vote& vote : input.votes) phases_s.push_back(PhaseSeconds(vote.sums()));
   const auto [fastest, slowest] = std::minmax_element(phases_s.begin(), phases_s.end());
   metrics["time/fastest_rank_s"] = *fastest;
   metrics["time/slowest_rank_s"] = *slowest;
@@ -182,6 +194,10 @@ bool IsSum(absl::string_view name) {
 bool IsMaximum(absl::string_view name) { return absl::EndsWith(name, "_bytes") || absl::EndsWith(name, "_off"); }
 
 }  // namespace
+
+void SetLogProbSeconds(const StepSums& sums, Metrics& metrics) {
+  if (sums.log_probs_s() > 0) metrics["time/log_probs_s"] = sums.log_probs_s();
+}
 
 void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics) {
   SetActorMetrics(input, metrics);

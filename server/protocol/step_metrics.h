@@ -32,6 +32,9 @@ struct StepMetricsInput {
   std::optional<size_t> kernels_off = {};
 };
 
+// Sets what the request's pass for log-probs took, if there was one: its first step has it, whatever becomes of that.
+void SetLogProbSeconds(const internal::v1::StepSums& sums, Metrics& metrics);
+
 // Quotients whose denominator is zero are left out.
 void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics);
 

@@ -47,6 +47,9 @@ absl::Status NoVoteError(const internal::v1::Vote& vote) {
     return MakeError(Reason::kGroupTooLarge, absl::StrCat("the worker ran out of memory: ", WorkerText(vote.message()),
                                                           "; send smaller groups"));
   }
+  if (vote.no_reason() == internal::v1::DAMAGED_CHECKPOINT) {
+    return MakeError(Reason::kCorruptCheckpoint, WorkerText(vote.message()));
+  }
   return MakeError(Reason::kInternal, absl::StrCat("the worker failed: ", WorkerText(vote.message())));
 }
 

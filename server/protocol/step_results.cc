@@ -40,6 +40,7 @@ v1::StepResult ResultOf(const CoordinatorParts& parts, const UpdateRecord& recor
   }
   if (outcome == v1::StepResult::SKIPPED_NONFINITE) {
     result.add_warnings(SkippedText(parts, record));
+    SetLogProbSeconds(running.vote().sums(), *result.mutable_metrics());
     return result;
   }
   // A step without a gradient may have run for its log-probs, and has numbers then.

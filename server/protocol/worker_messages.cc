@@ -52,6 +52,9 @@ absl::Status Check(const internal::v1::Register& message) {
   RETURN_IF_ERROR(CheckLength("register.address", message.address(), kHostBytesMax));
   RETURN_IF_ERROR(CheckLength("register.build_id", message.build_id(), kVersionBytesMax));
   RETURN_IF_ERROR(CheckLength("register.device_id", message.device_id(), kVersionBytesMax));
+  RETURN_IF_ERROR(CheckLength("register.machine", message.machine(), kVersionBytesMax));
+  RETURN_IF_ERROR(CheckLength("register.memory_group", message.memory_group(), kHostBytesMax));
+  RETURN_IF_ERROR(CheckLength("register.core_group", message.core_group(), kHostBytesMax));
   if (message.cores() > kThreadsMax) return WrongField("register.cores", absl::StrCat("is ", message.cores()));
   if (!message.device().empty() && !ParseDevice(message.device()).ok()) {
     return WrongField("register.device", "is no device, as cpu:0");
@@ -220,9 +223,7 @@ absl::Status FailureOfWorker(const v1::Failure& failure) {
     checked.set_code(static_cast<uint32_t>(absl::StatusCode::kInternal));
     checked.set_reason(std::string(RowOf(Reason::kInternal).name));
   }
-  if (!failure.reason().empty() && !FindReason(failure.reason())) {
-    checked.set_reason(std::string(RowOf(Reason::kInternal).name));
-  }
+  if (!FindReason(failure.reason())) checked.set_reason(std::string(RowOf(Reason::kInternal).name));
   checked.set_message(WorkerText(failure.message()));
   if (failure.metadata_size() > kMetadataMax) checked.clear_metadata();
   return FromFailure(checked);

@@ -28,7 +28,6 @@ constexpr int kBacklog = 1024;
 constexpr int kDescriptorsKept = 64;   // from clients: for workers, files, gRPC's own events
 constexpr int kDescriptorsSpare = 16;  // from everyone
 constexpr int kRetryMs = 100;
-constexpr absl::Duration kSayEvery = absl::Seconds(10);
 
 struct Addresses {
   addrinfo* first = nullptr;
@@ -195,9 +194,7 @@ bool Acceptor::CountIn(int fd) {
 }
 
 void Acceptor::Say(absl::Time now, const std::string& text) {
-  if (now - said_at_ < kSayEvery) return;
-  said_at_ = now;
-  LOG(WARNING) << text;
+  if (log_limit_.Take(now)) LOG(WARNING) << text << log_limit_.LeftOut();
 }
 
 }  // namespace stemma::server

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/clock.h"
+#include "common/base/log_limit.h"
 #include "common/base/unique_fd.h"
 #include "grpcpp/server_builder.h"
 
@@ -71,7 +72,7 @@ class Acceptor {
   std::vector<UniqueFd> listeners_;  // non-blocking
   std::vector<Connection> counted_;  // with own_max_: those that may be open
   std::string problem_;              // of the last connection that was not taken; empty: it was
-  absl::Time said_at_ = absl::InfinitePast();
+  LogLimit log_limit_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> grpc_;
   std::thread thread_;
 };

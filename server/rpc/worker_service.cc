@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "common/base/worker_secret.h"
 #include "glog/logging.h"
 #include "server/rpc/grpc_status.h"
@@ -22,21 +23,27 @@ bool SendsSecret(const grpc::CallbackServerContext& context) { return context.cl
 // no secret, or its connection was cut in the middle of its headers, which gRPC then takes for all of them.
 class RefusedSession final : public Reactor {
  public:
-  RefusedSession(const grpc::CallbackServerContext& context, const absl::Status& why) : context_(context), why_(why) {
+  RefusedSession(const grpc::CallbackServerContext& context, const absl::Status& why, LogLimit& limit)
+      : context_(context), why_(why), limit_(limit) {
     Finish(ToGrpcStatus(why));
   }
   void OnDone() override {
-    if (context_.IsCancelled() && !SendsSecret(context_)) {
-      LOG(INFO) << "a worker's stream from " << context_.peer() << " ended before its secret came";
-    } else {
-      LOG(WARNING) << "a worker's stream from " << context_.peer() << " is refused: " << why_.message();
-    }
+    if (limit_.Take(SteadyNow(RealClock()))) Say(limit_.LeftOut());
     delete this;
   }
 
  private:
+  void Say(const std::string& left_out) const {
+    if (context_.IsCancelled() && !SendsSecret(context_)) {
+      LOG(INFO) << "a worker's stream from " << context_.peer() << " ended before its secret came" << left_out;
+    } else {
+      LOG(WARNING) << "a worker's stream from " << context_.peer() << " is refused: " << why_.message() << left_out;
+    }
+  }
+
   const grpc::CallbackServerContext& context_;  // gRPC's, until OnDone has returned
   const absl::Status why_;
+  LogLimit& limit_;  // the service's, which outlives its streams
 };
 
 // OK, or what is wrong with how the stream was opened.
@@ -54,7 +61,7 @@ absl::Status CheckSecret(const grpc::CallbackServerContext& context, const std::
 
 Reactor* WorkerServiceRpc::Session(grpc::CallbackServerContext* context) {
   if (const absl::Status status = CheckSecret(*context, secret_); !status.ok()) {
-    return new RefusedSession(*context, status);
+    return new RefusedSession(*context, status, refusals_);
   }
   return WorkerSession::Start(coordinator_);
 }

@@ -14,6 +14,7 @@
 #include <variant>
 
 #include "absl/base/thread_annotations.h"
+#include "common/base/log_limit.h"
 #include "common/base/mutex.h"
 #include "server/coordinator/coordinator.h"
 #include "server/protocol/payload_chunks.h"
@@ -32,6 +33,7 @@ class WorkerServiceRpc final : public internal::v1::WorkerService::CallbackServi
  private:
   Coordinator& coordinator_;
   const std::string secret_;
+  LogLimit refusals_;
 };
 
 class WorkerSession final : public grpc::ServerBidiReactor<internal::v1::WorkerMessage, internal::v1::ServerMessage>,

@@ -151,7 +151,7 @@ def verdicts(result):
 def section(build, directory, rounds):
     result, split = measure(build, directory, rounds), measure_split(build, directory, rounds)
     yield "One optimizer step through the server: two workers of one thread each, and one worker of two threads (in brackets"
-    yield "where both have a number), in turns. Phases are the slowest rank's; the wait is the fastest one's."
+    yield "where both have a number), in turns. Phases are of each the slowest rank's, and may add up to more than the step; the wait is the fastest one's."
     yield ""
     yield from table(result)
     yield ""

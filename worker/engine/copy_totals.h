@@ -11,8 +11,7 @@ namespace stemma::worker {
 // This rank's totals since its communicators were made, agreements left out.
 struct CopyTotals {
   CollectiveTotals tensor_parallel;  // worker/ops/tensor_parallel.h, and partial gradients
-  // worker/model/context_hot_sets.h, and log-probs of the pass before a step; the seconds also include waiting for
-  // other ranks' waves.
+  // worker/model/context_hot_sets.h; the seconds also include waiting for other ranks' waves.
   CollectiveTotals context_parallel;
   CollectiveTotals parameters;  // worker/model/sharded_units.h
   CollectiveTotals pipeline;    // worker/model/stage_links.h, and a tied embedding's gradients

@@ -100,7 +100,7 @@ ModelEngine::ModelEngine(const internal::v1::Configure& configure, const std::st
       saver_(weights_, directory_, shards_.owned(ranks_.data->rank()),
              {.checkpoints = CheckpointsFolder(configure),
               .rank = static_cast<uint32_t>(ranks_.mesh_rank()),
-              .ranks_of_host = std::max<int64_t>(configure.ranks_of_host(), 1)}) {
+              .ranks_of_memory = std::max<int64_t>(configure.ranks_of_host(), 1)}) {
   *ready_.mutable_config() = configure.config();
   ready_.mutable_config()->set_threads(static_cast<uint32_t>(at::get_num_threads()));
   *ready_.mutable_links() = std::move(parts.links);
@@ -182,6 +182,7 @@ absl::StatusOr<LossPlan> ModelEngine::BeforePhases(Payload& payload, const inter
   // First: it has exchanges of its own, which it walks whatever happens.
   const CopyRanks copy = together();
   RETURN_IF_ERROR(ComputeEntryLogProbs(prepare, {*ranks_.cp, copy, copy.is_last_stage()}, run, payload));
+  exchanged_before_ = ReadCopyTotals(ranks_);  // the pass is no part of the step, as in its seconds and FLOPs
   RETURN_IF_ERROR(PrepareOffload(prepare.plan()));
   std::vector<int64_t> rollouts;
   for (const v1::PromptGroup& group : payload.groups) rollouts.push_back(group.rollouts_size());
@@ -256,7 +257,6 @@ absl::Status ModelEngine::CheckGradients(Vote& vote) const {
 absl::StatusOr<Vote> ModelEngine::VoteWithOthers(Payload& payload, const internal::v1::Prepare& prepare,
                                                  const EngineHooks& hooks) {
   Vote vote;
-  const CopyTotals exchanged_before = ReadCopyTotals(ranks_);
   StepReduction reduction(exchange_.get(), partial_, weights_, *ranks_.data);
   absl::Status status = CatchExceptions([&]() -> absl::Status {
     ASSIGN_OR_RETURN(vote, RunPhases(payload, prepare, hooks, reduction.layer_final()));
@@ -274,7 +274,7 @@ absl::StatusOr<Vote> ModelEngine::VoteWithOthers(Payload& payload, const interna
   if (!status.ok()) return NoVote(status);
   if (!all_can) return NoVote(absl::AbortedError("another rank could not"));
   reduction.Describe(*vote.mutable_sums(), spans_.get());
-  SetExchanged(exchanged_before, ReadCopyTotals(ranks_), *vote.mutable_sums());
+  SetExchanged(exchanged_before_, ReadCopyTotals(ranks_), *vote.mutable_sums());
   if (ranks_.size() > 1) {
     vote.mutable_sums()->set_agree_s(agree_end_s - agree_start_s);
     if (spans_ != nullptr) spans_->AddAgreement(agree_start_s, agree_end_s);

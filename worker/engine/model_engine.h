@@ -19,6 +19,7 @@
 
 #include "common/model/model_directory.h"
 #include "worker/checkpoint/checkpoint_saver.h"
+#include "worker/engine/copy_totals.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/fence/step_fence.h"
 #include "worker/engine/partial_gradients.h"
@@ -135,6 +136,7 @@ class ModelEngine final : public Engine {
   std::unique_ptr<CopyEngine> copy_engine_;
   StepFence fence_;
   PayloadStore payloads_;
+  CopyTotals exchanged_before_;       // behind the pass for log-probs of the step that runs
   std::shared_ptr<StepSpans> spans_;  // of the attempt that runs, from its Prepare to its Apply; null: not asked for
   internal::v1::Ready ready_;
   CheckpointSaver saver_;  // reads weights_ and directory_ until it has ended

@@ -4,10 +4,13 @@
 
 #include <string>
 
+#include "common/base/error.h"
+
 namespace stemma::worker {
 namespace {
 
 internal::v1::NoVoteReason ReasonOf(const absl::Status& status) {
+  if (HasReason(status, Reason::kCorruptCheckpoint)) return internal::v1::DAMAGED_CHECKPOINT;
   switch (status.code()) {
     case absl::StatusCode::kCancelled:
       return internal::v1::CANCELLED;

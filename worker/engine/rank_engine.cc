@@ -16,6 +16,7 @@
 #include "common/base/logging.h"
 #include "common/base/mesh.h"
 #include "common/base/status_macros.h"
+#include "common/base/thread_room.h"
 #include "glog/logging.h"
 #include "worker/engine/checked_backend.h"
 #include "worker/engine/exceptions.h"
@@ -94,7 +95,12 @@ absl::StatusOr<MeshRanks> Connect(const Device& device, const internal::v1::Conf
 
 // Computes with as many threads as the model will: sums are a part of what a collective takes.
 absl::StatusOr<EngineParts> PartsOf(const internal::v1::Configure& configure, MeshRanks ranks, at::Device device) {
-  if (configure.config().threads() > 0) at::set_num_threads(static_cast<int>(configure.config().threads()));
+  const auto threads = static_cast<int>(configure.config().threads());
+  // LibTorch and OpenMP each have a pool of so many; one that cannot start them hangs, or ends the process.
+  if (threads > 0) {
+    RETURN_IF_ERROR(CheckThreadRoom(2 * static_cast<size_t>(threads)));
+    at::set_num_threads(threads);
+  }
   EngineParts parts;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {
     ASSIGN_OR_RETURN(const std::vector<AxisLink> links, ProbeLinks(ranks, device, RealClock()));
@@ -143,6 +149,12 @@ absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const Device& device, const
 uint32_t ComputeCores() {
   const int64_t cores = at::get_num_threads();
   return static_cast<uint32_t>(std::min(cores, CgroupCores(OwnCgroupFolders()).value_or(cores)));
+}
+
+std::string ComputeCoreGroup() {
+  const std::vector<std::string> folders = OwnCgroupFolders();
+  const int64_t cores = at::get_num_threads();
+  return CgroupCores(folders).value_or(cores) < cores ? CgroupOfCores(folders) : "";
 }
 
 }  // namespace stemma::worker

@@ -21,4 +21,7 @@ absl::StatusOr<std::unique_ptr<Engine>> CreateEngine(const Device& device, const
 // more than the time that the process's control groups leave it is worth.
 uint32_t ComputeCores();
 
+// Returns the control group whose time those are; empty: they are the machine's.
+std::string ComputeCoreGroup();
+
 }  // namespace stemma::worker

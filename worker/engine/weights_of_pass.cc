@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "common/base/error.h"
 #include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "worker/checkpoint/checkpoint_loader.h"
@@ -9,13 +10,26 @@
 #include "worker/model/weights_digest.h"
 
 namespace stemma::worker {
+namespace {
+
+// What is wrong with the files of a checkpoint is its damage, however it shows: one that is cut, gone or of another
+// model.
+absl::Status AsDamage(const absl::Status& status) {
+  const bool is_of_files = absl::IsInvalidArgument(status) || absl::IsNotFound(status) ||
+                           absl::IsPermissionDenied(status) || absl::IsDataLoss(status);
+  return is_of_files ? MakeError(Reason::kCorruptCheckpoint, std::string(status.message())) : status;
+}
+
+}  // namespace
 
 absl::Status WeightsOfPass::Read() {
   if (!of_checkpoint()) return absl::OkStatus();
   RETURN_IF_ERROR(CheckFileName(wanted_.checkpoint()));
   const ParameterOwners owners = {ranks_.data->rank(), ranks_.data->size(), own_.is_sharded()};
-  ASSIGN_OR_RETURN(read_, LoadCheckpointWeights(CheckpointFolder(configure_, wanted_.checkpoint()), own_.shard,
-                                                own_.run_dtype, backend_.device, owners));
+  absl::StatusOr<Weights> read = LoadCheckpointWeights(CheckpointFolder(configure_, wanted_.checkpoint()), own_.shard,
+                                                       own_.run_dtype, backend_.device, owners);
+  if (!read.ok()) return AsDamage(read.status());
+  read_ = *std::move(read);
   return absl::OkStatus();
 }
 

@@ -29,8 +29,8 @@ namespace {
 
 constexpr absl::Duration kPause = absl::Seconds(2);  // between sessions: a server that refuses us is not stormed
 
-// A worker runs fewer, beside those of its compute.
-constexpr size_t kThreads = 16;
+// A worker runs fewer, beside those of its compute; those of gRPC grow with the machine.
+constexpr size_t kThreads = 16, kThreadsOfProcessor = 1;
 
 // What the kernel puts behind the path of a program whose file is not there any more.
 constexpr std::string_view kDeleted = " (deleted)";
@@ -87,7 +87,7 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
   if (options.die_with_parent) DieWithParent(getppid());
   IgnoreFileSizeSignal();
   JoinFreedBlocks();
-  if (const absl::Status room = CheckThreadRoom(kThreads); !room.ok()) {
+  if (const absl::Status room = CheckThreadRoom(kThreads + kThreadsOfProcessor * NumProcessors()); !room.ok()) {
     Say(kWorkerProgram, options.log, LogLevel::kError, std::string(room.message()));
     return ExitCodeOf(room);
   }
@@ -101,6 +101,7 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
                                      .build_id = options.build_id,
                                      .device_id = options.device_id,
                                      .cores = options.cores,
+                                     .core_group = options.core_group,
                                      .device_memory = options.device_memory,
                                      .on_ready = [&] { return ready_file.Write(); }},
                                     std::move(factory));

@@ -83,18 +83,22 @@ struct GangOptions {
   uint32_t workers = 0;
 };
 
-// Returns as many as the mesh has ranks: the options', else run.yaml's. What cannot be read counts as one worker: the
-// server, which is told the same, refuses it with all other problems before a worker starts.
+// Returns run.yaml's. What cannot be read is one rank: the server, which is told the same, refuses it with all other
+// problems before a worker starts.
+v1::Mesh MeshOfFile(const GangOptions& gang) {
+  if (gang.config_file.empty()) return {};
+  const absl::StatusOr<ParsedRunConfig> parsed = ReadRunConfig(gang.config_file);
+  return parsed.ok() && NumRanks(parsed->config.mesh()) <= kRanksMax ? parsed->config.mesh() : v1::Mesh{};
+}
+
+// Returns as many as the mesh has ranks: the options', else run.yaml's.
 uint32_t MeshRanks(const GangOptions& gang) {
   if (!gang.mesh.empty()) {
     const absl::StatusOr<v1::Mesh> mesh = ParseMesh(gang.mesh);
     return mesh.ok() ? NumRanks(*mesh) : 1;
   }
   if (gang.workers > 0) return gang.workers;
-  if (gang.config_file.empty()) return 1;
-  const absl::StatusOr<ParsedRunConfig> parsed = ReadRunConfig(gang.config_file);
-  const uint32_t ranks = parsed.ok() ? NumRanks(parsed->config.mesh()) : 1;
-  return ranks <= kRanksMax ? ranks : 1;
+  return NumRanks(MeshOfFile(gang));
 }
 
 absl::Status RunLocal(LocalOptions options, const GangOptions& gang) {
@@ -104,7 +108,13 @@ absl::Status RunLocal(LocalOptions options, const GangOptions& gang) {
     return UsageError(absl::StrCat("--workers ", gang.workers, " and --mesh ", gang.mesh, " differ: the mesh has ",
                                    options.num_workers, " ranks, and each is a worker; give one of the two"));
   }
-  if (gang.mesh.empty() && gang.workers > 0) {
+  const v1::Mesh of_file = MeshOfFile(gang);
+  const bool is_divided = RanksOfCopy(of_file) > 1;  // which --workers, that makes copies, would undo
+  if (gang.mesh.empty() && gang.workers > 0 && is_divided && gang.workers != NumRanks(of_file)) {
+    return UsageError(absl::StrCat("--workers ", gang.workers, " and the mesh ", MeshText(of_file), " of ",
+                                   gang.config_file, " differ: leave --workers out, or give a --mesh"));
+  }
+  if (gang.mesh.empty() && gang.workers > 0 && !is_divided) {
     options.server_flags.insert(options.server_flags.end(), {"--mesh", absl::StrCat("dp=", gang.workers)});
   }
   LocalRun run(std::move(options));

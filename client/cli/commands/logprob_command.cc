@@ -3,7 +3,6 @@
 #include <cmath>
 #include <iostream>
 #include <memory>
-#include <numeric>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -31,16 +30,28 @@ struct LogprobOptions {
   bool entropy = false;
 };
 
-double Mean(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+MaskView MaskOf(const v1::Rollout& rollout, const std::vector<double>& log_probs) {
+  return MaskView(rollout.response_mask(), static_cast<int64_t>(log_probs.size()));
 }
 
-// Largest distance to the log-probs that the trace holds; null where it holds none.
+// Returns the mean of unmasked tokens; null where there are none.
+Record Mean(const v1::Rollout& rollout, const std::vector<double>& log_probs) {
+  const MaskView mask = MaskOf(rollout, log_probs);
+  double sum = 0;
+  for (int64_t i = 0; i < mask.size(); ++i) sum += mask[i] ? log_probs[i] : 0;
+  return mask.CountOnes() > 0 ? Record(sum / static_cast<double>(mask.CountOnes())) : Record();
+}
+
+// Returns the largest distance to the log-probs that the trace holds for unmasked tokens, as what masked places hold is
+// never read; null where it holds none.
 Record DistanceToOld(const v1::Rollout& rollout, const std::vector<double>& log_probs) {
-  const FloatArray old(rollout.old_log_probs());
+  const FloatArray old(rollout.old_log_probs().empty() ? rollout.rollout_log_probs() : rollout.old_log_probs());
   if (old.empty() || old.size() != static_cast<int64_t>(log_probs.size())) return Record();
+  const MaskView mask = MaskOf(rollout, log_probs);
   double distance = 0;
-  for (int64_t i = 0; i < old.size(); ++i) distance = std::max(distance, std::abs(log_probs[i] - old[i]));
+  for (int64_t i = 0; i < old.size(); ++i) {
+    if (mask[i]) distance = std::max(distance, std::abs(log_probs[i] - old[i]));
+  }
   return distance;
 }
 
@@ -51,7 +62,7 @@ Record RolloutRecord(int64_t line, const std::string& uid, const v1::Rollout& ro
   record["uid"] = uid;
   record["rollout_id"] = rollout.rollout_id();
   record["tokens"] = result.log_probs.size();
-  record["mean_log_prob"] = result.log_probs.empty() ? Record() : Record(Mean(result.log_probs));
+  record["mean_log_prob"] = Mean(rollout, result.log_probs);
   record["max_distance_to_old"] = DistanceToOld(rollout, result.log_probs);
   record["log_probs"] = result.log_probs;
   if (entropy) record["entropy"] = result.entropy;

@@ -52,9 +52,14 @@ absl::Status StepTraceOut::Write(int64_t index, const v1::RequestStatus& status)
   const StepTraceLabels labels{absl::StrCat("stemma ", STEMMA_VERSION), status.request_id(), step.step()};
   RETURN_IF_ERROR(file_.Write(StepTraceJson(step.trace(), labels)));
   int64_t spans = 0;
-  for (const v1::RankTrace& rank : step.trace().ranks()) spans += rank.spans().spans_size();
+  uint64_t dropped = 0;
+  for (const v1::RankTrace& rank : step.trace().ranks()) {
+    spans += rank.spans().spans_size();
+    dropped += rank.spans().dropped();
+  }
   summary_ = absl::StrCat("wrote ", path_, ": step ", step_, ", ", spans, " spans of ", step.trace().ranks_size(),
                           step.trace().ranks_size() == 1 ? " rank" : " ranks");
+  if (dropped > 0) absl::StrAppend(&summary_, "; ", dropped, " more, to its end, are above a trace's limit");
   return absl::OkStatus();
 }
 

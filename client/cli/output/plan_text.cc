@@ -64,7 +64,7 @@ std::string RanksText(const v1::PlanReport& plan) {
   }
   if (ranks < 2) return "";
   std::string text = absl::StrCat(ranks, ": the slowest takes ", HumanRatio(imbalance), " the mean's time, ",
-                                  absl::StrFormat("%.1f%%", 100 * over_bound), " over the least that ");
+                                  absl::StrFormat("at most %.1f%%", 100 * over_bound), " over the least that ");
   if (split == 0) return absl::StrCat(text, "whole groups allow");
   return absl::StrCat(text, "this split allows; ", Counted(static_cast<double>(split), "group"),
                       " split: ", HumanRatio(whole), " without, ", HumanBytes(Number(bytes)), " between ranks");

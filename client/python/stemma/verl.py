@@ -97,7 +97,7 @@ def metrics(result, peak_tflops=None, devices=None) -> Dict[str, float]:
 
     result      an UpdateResult
     peak_tflops     what the data sheet of one device promises, in 10^12 FLOP/s: gives perf/mfu/actor, which counts, as
-                    verl does, the FLOPs of every trajectory in full, by the peak of all devices together
+                    verl does, the FLOPs of a trajectory in full, of those that are run, by the peak of all devices together
     devices     how many devices made the update: one for each worker of the mesh, dp * pp * cp * tp. None: one, and a
                 ValueError where several workers made it, because the result does not say how many
     """

@@ -249,6 +249,22 @@ class CliLocalTest(LocalCase):
             with self.local("--config", config, *arguments) as local:
                 self.serving(local, workers)
 
+    def test_workers_undo_no_axis_of_a_file(self):
+        config = self.directory / "run.yaml"
+        config.write_text("mesh:\n  tp: 2\n")
+        with self.local("--config", config, "--workers", 2) as local:
+            self.serving(local, 2)
+            self.assertNotIn("--mesh", self.server_arguments())
+            local.send(signal.SIGTERM)
+            self.assertEqual(local.finish()[0], 0)
+        for workers in (1, 3, 4):
+            self.forget_the_last_run()
+            with self.local("--config", config, "--workers", workers) as local:
+                code, _, err = local.finish()
+            self.assertEqual(code, 2, err)
+            self.assertIn(f"--workers {workers} and the mesh", err)
+            self.assertIn("tp=2", err)
+
     def test_a_mesh_that_cannot_be_read_is_the_servers_to_refuse(self):
         with self.local("--mesh", "dp=x") as local:
             self.serving(local)

@@ -254,6 +254,19 @@ class CliReplayTest(unittest.TestCase):
         self.assertEqual(lines[0]["log_probs"], [-1.5, -1.5, -1.5])
         self.assertEqual(lines[0]["entropy"], [-1.5, -1.5, -1.5])
 
+    def test_what_masked_places_hold_is_in_no_mean_and_no_distance(self):
+        lines = self.trace.read_text().splitlines()
+        request = json.loads(lines[1])
+        first, second = request["groups"][0]["rollouts"]
+        first.update(response_mask=[1, 0, 1], old_log_probs=[-1.0, -1e6, -1.75])
+        second.pop("old_log_probs")
+        second.update(response_mask=[0, 0, 0], rollout_log_probs=[-2.5, -50.0, -1.5])
+        masked = self.directory / "masked.jsonl"
+        masked.write_text("\n".join([lines[0], json.dumps(request)]) + "\n")
+        rows = [json.loads(row) for row in self.call("logprob", masked, "-o", "json").stdout.splitlines()]
+        self.assertEqual([row["max_distance_to_old"] for row in rows[:2]], [0.5, 0])
+        self.assertEqual([row["mean_log_prob"] for row in rows[:2]], [-1.5, None])
+
     def test_made_log_probs_are_the_servers_when_there_is_one(self):
         made = self.directory / "made.jsonl"
         self.call("trace", "make", made, "--old-noise", 0, "--groups", 1, "--n", 1, "--response-len", "fixed:2")
@@ -283,7 +296,7 @@ class CliReplayTest(unittest.TestCase):
         self.server.lineage, self.server.step = "l1", 0
         result = self.call("replay", self.trace, "--run-id", "x", "--follow-lineage")
         self.assertFalse(any(header.request.HasField("expected_lineage") for header in self.server.headers))
-        self.assertIn("lineage l1 is lost, with its steps up to 1; going on at step 1 of lineage l2", result.stderr)
+        self.assertIn("going on at step 1 of lineage l2; steps up to 1 were seen of lineage l1", result.stderr)
         self.assertEqual(len(self.server.headers), 3)
 
     def test_a_replay_that_follows_reports_a_request_that_is_rolled_back_and_goes_on(self):

@@ -1,6 +1,7 @@
 """Log-probs under a checkpoint's weights (LogProbSource.weights): a reference for the KL term that is not the policy, and old
 log-probs of weights that the model no longer has."""
 
+import os
 import pathlib
 
 import pytest
@@ -119,19 +120,26 @@ def test_it_is_computed_again_after_everything_was_killed(model, tmp_path):
     assert weights["killed"] == weights["undisturbed"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_weights_that_changed_are_refused_and_nothing_is_applied(model, tmp_path, ranks):
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[-4] ^= 1  # the lowest bit of the last number: finite, and all but equal
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("ranks, damage, says", [
+    (1, flip, "its weights are not those that were saved"), (2, flip, "its weights are not those that were saved"),
+    (1, lambda file: file.unlink(), "model.safetensors"), (2, lambda file: os.truncate(file, 1000), "model.safetensors")])
+def test_weights_that_changed_are_refused_and_nothing_is_applied(model, tmp_path, ranks, damage, says):
     with DurableRun(model, tmp_path, ranks) as run, run.client() as client:
         file = pathlib.Path(client.save_checkpoint("start").path) / "model.safetensors"
         client.save_checkpoint("other")
-        content = bytearray(file.read_bytes())
-        content[-4] ^= 1  # the lowest bit of the last number: finite, and all but equal
-        file.write_bytes(content)
+        damage(file)
         for number, call in enumerate((lambda: client.log_probs(some_groups(ranks), weights="start"),
                                        lambda: train(client, "with-start", some_groups(ranks), ranks, old="policy",
                                                      ref="checkpoint:start"))):
-            with pytest.raises(stemma.StemmaError, match="its weights are not those that were saved"):
+            with pytest.raises(stemma.StemmaError, match=says) as refused:
                 call()
+            assert (refused.value.code, refused.value.reason) == ("DATA_LOSS", "CORRUPT_CHECKPOINT"), number
             assert client.model()["step"] == 0, number
         train(client, "with-other", some_groups(ranks), ranks, old="policy", ref="checkpoint:other")
         assert client.model()["step"] == STEPS_OF_REQUEST

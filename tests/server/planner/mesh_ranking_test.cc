@@ -178,11 +178,12 @@ TEST_P(DrawnRankingTest, NumbersAreThoseOfThePlansForThatMesh) {
       EXPECT_EQ(report.pipeline_s() > 0, PpSize(answer.mesh) > 1);
       for (int k = 0; k < report.steps_size(); ++k) {
         const int passes = named.request.log_prob_passes;
-        const double times = k == 0 && passes > 0 ? passes : plan->repeats;
+        const bool is_pass = k == 0 && passes > 0;
+        const double times = is_pass ? passes : plan->repeats;
+        if (!is_pass) tokens += times * static_cast<double>(report.steps(k).tokens_logical());
         seconds += times * (SecondsOfLastCopy(report.steps(k)) + report.steps(k).seconds().apply());
         imbalance = std::max(imbalance, report.steps(k).imbalance());
       }
-      tokens += static_cast<double>(plan->report.tokens_logical());
       steps += static_cast<uint64_t>(plan->plan.steps_size()) * plan->repeats;
       peak = std::max({peak, plan->report.peak_bytes(), plan->report.state().apply()});
       state = plan->report.state().device();

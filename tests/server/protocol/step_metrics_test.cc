@@ -256,10 +256,27 @@ TEST(StepMetricsTest, APassForLogProbsIsNoPartOfTheStepsSeconds) {
   const Metrics without = StepMetrics(vote, absl::Seconds(2));
   EXPECT_EQ(without.count("time/log_probs_s"), 0);
   vote.mutable_sums()->set_log_probs_s(0.5);
-  const Metrics with = StepMetrics(vote, absl::Seconds(2));
+  const Metrics with = StepMetrics(vote, absl::Seconds(2), MakeHeader(), {.votes = {vote}});
   EXPECT_DOUBLE_EQ(with.at("time/log_probs_s"), 0.5);
   EXPECT_DOUBLE_EQ(with.at("perf/actor/time_per_step"), 1.5);
   EXPECT_DOUBLE_EQ(with.at("perf/actor/throughput") * 1.5, without.at("perf/actor/throughput") * 2);
+}
+
+// Copies do not meet behind it: what one takes for its pass, another may take for its phases.
+TEST(StepMetricsTest, AStepIsNoShorterThanItsSlowestRanksPhases) {
+  const auto vote_of = [](double log_probs_s, double suffix_s) {
+    internal::v1::Vote vote;
+    vote.mutable_sums()->set_log_probs_s(log_probs_s);
+    vote.mutable_sums()->set_suffix_s(suffix_s);
+    return vote;
+  };
+  internal::v1::Vote merged = MakeVote();
+  merged.mutable_sums()->set_log_probs_s(1);
+  const Metrics metrics =
+      StepMetrics(merged, absl::Seconds(2.5), MakeHeader(), {.votes = {vote_of(1, 1), vote_of(0.2, 1.6)}});
+  EXPECT_DOUBLE_EQ(metrics.at("time/log_probs_s"), 1) << "the longest of any rank";
+  EXPECT_DOUBLE_EQ(metrics.at("time/slowest_rank_s"), 1.6);
+  EXPECT_DOUBLE_EQ(metrics.at("perf/actor/time_per_step"), 2.1) << "2 s of both, where the phases alone are 1.6";
 }
 
 TEST(StepMetricsTest, AnEmptyStepHasTheNamesOfAnyOther) {

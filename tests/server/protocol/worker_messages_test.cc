@@ -53,6 +53,9 @@ TEST(WorkerMessagesTest, AMessageOutsideItsRangesIsRefusedByItsField) {
       {"register { incarnation: 'a b' }", "register.incarnation"},
       {absl::StrCat("register { incarnation: 'a' host: '", text, "' }"), "register.host"},
       {absl::StrCat("register { incarnation: 'a' version: '", text, "' }"), "register.version"},
+      {absl::StrCat("register { incarnation: 'a' machine: '", text, "' }"), "register.machine"},
+      {absl::StrCat("register { incarnation: 'a' memory_group: '", text, "' }"), "register.memory_group"},
+      {absl::StrCat("register { incarnation: 'a' core_group: '", text, "' }"), "register.core_group"},
       {"register { incarnation: 'a' device: '../x' }", "register.device"},
       {"register { incarnation: 'a' memory_bytes: 18446744073709551615 }", "register.memory_bytes"},
       {"register { incarnation: 'a' memory_free_bytes: 9223372036854775808 }", "register.memory_free_bytes"},
@@ -122,7 +125,8 @@ TEST(WorkerMessagesTest, AFailureHasACodeThatIsOneAndAReasonThatIsAWord) {
     EXPECT_EQ(FromFailure(failure).code(), absl::StatusCode::kInternal) << code;
   }
   failure.set_code(5);
-  for (const std::string& reason : {std::string("not a word"), std::string("FINE"), Long(3), std::string(65, 'A')}) {
+  for (const std::string& reason :
+       {std::string(), std::string("not a word"), std::string("FINE"), Long(3), std::string(65, 'A')}) {
     failure.set_reason(reason);
     EXPECT_EQ(ErrorReason(FailureOfWorker(failure)), "INTERNAL") << reason;
     EXPECT_EQ(FailureOfWorker(failure).code(), absl::StatusCode::kNotFound);

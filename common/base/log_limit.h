@@ -1,0 +1,28 @@
+// Keeps somebody who is refused over and over from filling the log: one line in ten seconds.
+//
+// Thread safety: safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "common/base/mutex.h"
+
+namespace stemma {
+
+class LogLimit {
+ public:
+  // Returns whether a line may be written now.
+  bool Take(absl::Time now);
+  // Returns what ends that line: how many were left out since the one before it; "": none was. Forgets them.
+  std::string LeftOut();
+
+ private:
+  Mutex mutex_;
+  absl::Time taken_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  uint64_t left_out_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace stemma
