@@ -13,12 +13,13 @@ constexpr absl::Duration kEvery = absl::Seconds(10);
 
 bool LogLimit::Take(absl::Time now) {
   MutexLock lock(&mutex_);
-  if (now - taken_at_ < kEvery) {
-    ++left_out_;
-    return false;
+  if (now - began_at_ >= kEvery) {
+    began_at_ = now;
+    taken_ = 0;
   }
-  taken_at_ = now;
-  return true;
+  const bool takes = taken_ < lines_;
+  ++(takes ? taken_ : left_out_);
+  return takes;
 }
 
 std::string LogLimit::LeftOut() {

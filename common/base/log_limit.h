@@ -1,4 +1,4 @@
-// Keeps somebody who is refused over and over from filling the log: one line in ten seconds.
+// Keeps somebody who is refused over and over from filling the log: so many lines in ten seconds.
 //
 // Thread safety: safe.
 #pragma once
@@ -14,14 +14,17 @@ namespace stemma {
 
 class LogLimit {
  public:
+  explicit LogLimit(uint64_t lines) : lines_(lines) {}
   // Returns whether a line may be written now.
   bool Take(absl::Time now);
   // Returns what ends that line: how many were left out since the one before it; "": none was. Forgets them.
   std::string LeftOut();
 
  private:
+  const uint64_t lines_;
   Mutex mutex_;
-  absl::Time taken_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  absl::Time began_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // the ten seconds
+  uint64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;                          // of them
   uint64_t left_out_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -72,7 +72,7 @@ class Acceptor {
   std::vector<UniqueFd> listeners_;  // non-blocking
   std::vector<Connection> counted_;  // with own_max_: those that may be open
   std::string problem_;              // of the last connection that was not taken; empty: it was
-  LogLimit log_limit_;
+  LogLimit log_limit_ = LogLimit(1);
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> grpc_;
   std::thread thread_;
 };

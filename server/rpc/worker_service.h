@@ -33,7 +33,7 @@ class WorkerServiceRpc final : public internal::v1::WorkerService::CallbackServi
  private:
   Coordinator& coordinator_;
   const std::string secret_;
-  LogLimit refusals_;
+  LogLimit refusals_ = LogLimit(20);
 };
 
 class WorkerSession final : public grpc::ServerBidiReactor<internal::v1::WorkerMessage, internal::v1::ServerMessage>,

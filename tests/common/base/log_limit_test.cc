@@ -6,7 +6,7 @@ namespace stemma {
 namespace {
 
 TEST(LogLimitTest, OneLineInTenSecondsSaysHowManyWereLeftOut) {
-  LogLimit limit;
+  LogLimit limit(1);
   const absl::Time start = absl::FromUnixSeconds(100);
   EXPECT_TRUE(limit.Take(start));
   EXPECT_EQ(limit.LeftOut(), "");
@@ -17,6 +17,14 @@ TEST(LogLimitTest, OneLineInTenSecondsSaysHowManyWereLeftOut) {
   EXPECT_EQ(limit.LeftOut(), "");
   EXPECT_FALSE(limit.Take(start + absl::Seconds(11)));
   EXPECT_TRUE(limit.Take(start + absl::Seconds(20)));
+}
+
+TEST(LogLimitTest, SeveralLinesMayCome) {
+  LogLimit limit(3);
+  const absl::Time start = absl::FromUnixSeconds(100);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(limit.Take(start + absl::Seconds(i)), i < 3) << i;
+  EXPECT_TRUE(limit.Take(start + absl::Seconds(10)));
+  EXPECT_EQ(limit.LeftOut(), " (2 more since the line before)");
 }
 
 }  // namespace

@@ -203,7 +203,7 @@ TEST_F(SplitRanksTest, ARankThatCannotReadTheWeightsOfAPassLeavesNobodyWaiting) 
       EXPECT_THAT(no->message(), HasSubstr("nowhere")) << when;
       for (int rank = 0; rank < kRanks; ++rank) {
         EXPECT_EQ(engine->votes()[static_cast<size_t>(rank)].no_reason(),
-                  rank == failing ? internal::v1::INTERNAL : internal::v1::PEER)
+                  rank == failing ? internal::v1::DAMAGED_CHECKPOINT : internal::v1::PEER)
             << "rank " << rank << ", " << when;
       }
       fails = -1;
