@@ -72,20 +72,20 @@ TEST(GangPlacesTest, PodsOfOneMachineAreNeighboursAndShareItsMemoryAndCores) {
   GangOptions options = MeshOf(4);
   options.config.set_threads(0);  // as many as there are cores
   Gang gang(options);
-  ASSERT_THAT(gang.Join(kStart, 1, InPod("pod-0", "m")), IsOk());
+  ASSERT_THAT(gang.Join(kStart, 1, InPod("pod-0", "m", /*memory_group=*/"", /*core_group=*/"/sys/fs/cgroup")), IsOk());
   ASSERT_THAT(gang.Join(kStart, 2, InPod("pod-1", "n")), IsOk());
   ASSERT_THAT(gang.Join(kStart, 3, InPod("pod-2", "m")), IsOk());
-  const auto first = JoinAndBegin(gang, kStart, 4, InPod("pod-3", "n", "/sys/fs/cgroup", "/sys/fs/cgroup"));
+  const auto first = JoinAndBegin(gang, kStart, 4, InPod("pod-3", "n", /*memory_group=*/"/sys/fs/cgroup"));
   ASSERT_THAT(first.status(), IsOk());
   EXPECT_EQ(gang.RankOf(1), 0u);
   EXPECT_EQ(gang.RankOf(3), 1u) << "beside pod-0";
   EXPECT_EQ(gang.RankOf(2), 2u);
   EXPECT_EQ(first->ranks_of_host(), 2u);
-  EXPECT_EQ(first->config().threads(), 6u);
+  EXPECT_EQ(first->config().threads(), 0u) << "all that it has: a group of its own limits its cores";
   const auto others = gang.OpenStore(1, "10.0.0.1:700");
   ASSERT_THAT(others.status(), IsOk());
-  EXPECT_EQ((*others)[2].ranks_of_host(), 1u) << "a group of its own limits pod-3";
-  EXPECT_EQ((*others)[2].config().threads(), 0u) << "all that it has";
+  EXPECT_EQ((*others)[2].ranks_of_host(), 1u) << "a group of its own limits pod-3's memory";
+  EXPECT_EQ((*others)[2].config().threads(), 6u) << "and its cores are its machine's";
 }
 
 TEST(GangPlacesTest, MachinesMayHaveOneHostName) {
