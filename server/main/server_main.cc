@@ -121,9 +121,11 @@ class EndingThread {
   EndingThread(const sigset_t& signals, absl::Duration within) {
     std::thread([signals, within, begun = begun_] {
       begun->AwaitWithin(absl::InfiniteDuration());
-      const double told_s = RealClock().MonotonicSeconds(), last_s = told_s + absl::ToDoubleSeconds(within);
-      for (double now_s = told_s; now_s < last_s; now_s = RealClock().MonotonicSeconds()) {
-        const timespec left = absl::ToTimespec(absl::Seconds(last_s - now_s));
+      const double told_s = RealClock().MonotonicSeconds();
+      while (true) {
+        const absl::Duration gone = absl::Seconds(RealClock().MonotonicSeconds() - told_s);
+        if (gone >= within) break;
+        const timespec left = absl::ToTimespec(within - gone);
         const int received = sigtimedwait(&signals, nullptr, &left);
         if (received <= 0 || RealClock().MonotonicSeconds() < told_s + kSameStopS) continue;
         LOG(WARNING) << "leaving at once: " << strsignal(received);
