@@ -12,7 +12,6 @@
 #include "common/base/rank_phase.h"
 #include "common/base/status_macros.h"
 #include "glog/logging.h"
-#include "server/protocol/host_shares.h"
 #include "server/protocol/link_reports.h"
 #include "server/protocol/worker_messages.h"
 
@@ -30,8 +29,8 @@ Gang::Worker WorkerOf(SessionId session, const internal::v1::Register& message) 
           .device = DeviceOf(message),
           .host = WorkerText(message.host()),
           .machine = WorkerText(message.machine()),
-          .memory_pool = PoolOf(message.machine(), message.host(), message.memory_group()),
-          .core_pool = PoolOf(message.machine(), message.host(), message.core_group()),
+          .memory_pool = {message.machine(), message.host(), message.memory_group()},
+          .core_pool = {message.machine(), message.host(), message.core_group()},
           .pid = message.pid(),
           .build_id = WorkerText(message.build_id()),
           .device_id = WorkerText(message.device_id()),
@@ -67,11 +66,11 @@ std::string BuildText(const Gang::Worker& worker) {
   return worker.build_id.empty() ? "no build id" : absl::StrCat("build ", worker.build_id);
 }
 
-using PoolName = std::string Gang::Worker::*;
+using PoolOf = Pool Gang::Worker::*;
 
 // Returns how many share a worker's memory or cores, that one among them.
-uint32_t Sharing(std::span<const Gang::Worker> workers, const Gang::Worker& of, PoolName pool) {
-  const auto shares = [&](const Gang::Worker& worker) { return worker.*pool == of.*pool; };
+uint32_t Sharing(std::span<const Gang::Worker> workers, const Gang::Worker& of, PoolOf pool) {
+  const auto shares = [&](const Gang::Worker& worker) { return ShareOne(worker.*pool, of.*pool); };
   return static_cast<uint32_t>(std::count_if(workers.begin(), workers.end(), shares));
 }
 

@@ -33,6 +33,7 @@
 #include "server/planner/memory_division.h"
 #include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/events.h"
+#include "server/protocol/host_shares.h"
 #include "server/protocol/job_watch.h"
 #include "server/protocol/loaded_model.h"
 
@@ -56,9 +57,9 @@ class Gang {
     std::string incarnation;
     DeviceName device;
     std::string host;
-    std::string machine = {};      // under its container; empty: not known
-    std::string memory_pool = {};  // workers with the same one share what they have of host memory
-    std::string core_pool = {};    // likewise cores
+    std::string machine = {};  // under its container; empty: not known
+    Pool memory_pool = {};     // of host memory
+    Pool core_pool = {};
     uint32_t pid = 0;
     std::string build_id;   // of its program; empty: not known
     std::string device_id;  // of its hardware, unlike any other's; empty: not known

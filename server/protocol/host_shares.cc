@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "glog/logging.h"
 
 namespace stemma::server {
@@ -14,9 +13,11 @@ int64_t Smaller(int64_t a, int64_t b) { return a == 0 || b == 0 ? std::max(a, b)
 
 }  // namespace
 
-std::string PoolOf(const std::string& machine, const std::string& host, const std::string& group) {
-  if (machine.empty()) return host;
-  return group.empty() ? machine : absl::StrCat(machine, " ", host, " ", group);
+bool ShareOne(const Pool& a, const Pool& b) {
+  if (a.machine != b.machine) return false;
+  if (a.machine.empty()) return a.host == b.host;
+  if (a.host != b.host) return a.group.empty() && b.group.empty();
+  return a.group == b.group || a.group.empty() || b.group.empty();
 }
 
 WorkerMemory ShareOf(const WorkerMemory& reported, uint32_t workers) {

@@ -9,10 +9,17 @@
 
 namespace stemma::server {
 
-// Names what workers share: two with the same name have their memory, or cores, from one place. Containers of one
-// machine have host names of their own and share what no control group of theirs (`group`, empty: none) limits. Where
-// the machine is not known, as empty, it is the host.
-std::string PoolOf(const std::string& machine, const std::string& host, const std::string& group);
+// Where a worker has its memory, or its cores, from.
+struct Pool {
+  std::string machine;  // empty: not known
+  std::string host;     // what its container is called
+  std::string group;    // the control group whose limit they are; empty: the machine's are less
+};
+
+// Whether two workers have them from one place. Containers of one machine have host names of their own and share what
+// no group of theirs limits. On one host a group that limits only one of them, by what was free when it looked, is
+// both's.
+bool ShareOne(const Pool& a, const Pool& b);
 
 // Returns one worker's part of what it reported, where so many workers share its memory: of the host's memory, and of
 // the device's where that is the host's. A device of its own stays its own. What is known stays so: its part is never

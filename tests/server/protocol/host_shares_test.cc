@@ -40,13 +40,21 @@ TEST(HostSharesTest, TheSmallestOfEachNumberThatIsKnown) {
 }
 
 TEST(HostSharesTest, ContainersOfOneMachineShareWhatNoGroupOfTheirsLimits) {
-  EXPECT_EQ(PoolOf("m", "pod-0", ""), PoolOf("m", "pod-1", ""));
-  EXPECT_NE(PoolOf("m", "pod-0", ""), PoolOf("n", "pod-0", "")) << "hosts may have one name";
-  EXPECT_NE(PoolOf("m", "pod-0", "/sys/fs/cgroup"), PoolOf("m", "pod-1", "/sys/fs/cgroup")) << "each in its own root";
-  EXPECT_EQ(PoolOf("m", "pod-0", "/sys/fs/cgroup"), PoolOf("m", "pod-0", "/sys/fs/cgroup"));
-  EXPECT_NE(PoolOf("m", "h", "/sys/fs/cgroup/a"), PoolOf("m", "h", "/sys/fs/cgroup/b")) << "services of one host";
-  EXPECT_EQ(PoolOf("", "h", ""), PoolOf("", "h", "/sys/fs/cgroup/a")) << "of a machine that is not known, the host";
-  EXPECT_NE(PoolOf("", "h", ""), PoolOf("", "i", ""));
+  constexpr char kRoot[] = "/sys/fs/cgroup";
+  EXPECT_TRUE(ShareOne({"m", "pod-0", ""}, {"m", "pod-1", ""}));
+  EXPECT_FALSE(ShareOne({"m", "pod-0", ""}, {"n", "pod-0", ""})) << "hosts may have one name";
+  EXPECT_FALSE(ShareOne({"m", "pod-0", kRoot}, {"m", "pod-1", kRoot})) << "each in its own root";
+  EXPECT_FALSE(ShareOne({"m", "pod-0", kRoot}, {"m", "pod-1", ""}));
+  EXPECT_TRUE(ShareOne({"", "h", ""}, {"", "h", kRoot})) << "of a machine that is not known, the host";
+  EXPECT_FALSE(ShareOne({"", "h", ""}, {"", "i", ""}));
+}
+
+TEST(HostSharesTest, WorkersOfOneHostShareUnlessTwoGroupsLimitThem) {
+  EXPECT_TRUE(ShareOne({"m", "h", "/a"}, {"m", "h", "/a"}));
+  EXPECT_FALSE(ShareOne({"m", "h", "/a"}, {"m", "h", "/b"})) << "services of one host";
+  EXPECT_TRUE(ShareOne({"m", "h", "/a"}, {"m", "h", ""}))
+      << "the machine had a little less free when one of them looked";
+  EXPECT_TRUE(ShareOne({"m", "h", ""}, {"m", "h", "/a"}));
 }
 
 TEST(HostSharesTest, CoresAreDividedAmongSeveral) {
