@@ -26,7 +26,8 @@ SECTIONS = [
     ("Errors", ["StemmaError", "LineageLostError", "RequestInterrupted"]),
     ("Before a server: what reuse would save", ["bound", "Bound"]),
     ("Traces: `stemma.trace`", ["trace.TraceWriter", "trace.read"]),
-    ("verl: `stemma.verl`", ["verl.loss_from_config", "verl.ActorUpdate", "verl.groups_from_tensordict", "verl.groups_from_dataproto", "verl.log_probs",
+    ("verl: `stemma.verl`", ["verl.loss_from_config", "verl.ActorUpdate", "verl.groups_from_tensordict",
+                             "verl.groups_from_dataproto", "verl.log_probs",
                              "verl.groups_for_log_probs", "verl.padded_log_probs", "verl.metrics"]),
 ]
 _ENTRY = re.compile(r"^(\w+(?:, \w+)*)(?: {2,}| (?=[\"{]))(\S.*)$")

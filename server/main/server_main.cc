@@ -113,6 +113,11 @@ int WaitForSignal(const sigset_t& signals) {
   return received;
 }
 
+[[noreturn]] void Leave(int code) {
+  google::FlushLogFiles(google::INFO);
+  _exit(code);
+}
+
 // Ends the process, once it is to stop, at a second signal: whoever sent it does not want to wait. What follows the
 // first at once is not a second one. Ends it as well where it does not end by itself within so long. Its thread is
 // there from the start: a process that may start none later is ended, too.
@@ -138,11 +143,6 @@ class EndingThread {
   void Begin() { begun_->Set(); }
 
  private:
-  [[noreturn]] static void Leave(int code) {
-    google::FlushLogFiles(google::INFO);
-    _exit(code);
-  }
-
   const std::shared_ptr<Flag> begun_ = std::make_shared<Flag>();
 };
 
@@ -151,8 +151,7 @@ class EndingThread {
 [[noreturn]] void LeaveUnended(const std::string& what, bool drained) {
   LOG(WARNING) << "stopped, though " << (what == kPlanningRequest ? "the server" : "the disk of --data")
                << " has not ended " << what << ": the next start sees to it";
-  google::FlushLogFiles(google::INFO);
-  _exit(drained ? 0 : kFaultExit);
+  Leave(drained ? 0 : kFaultExit);
 }
 
 // Serves until a signal; the ready file is there meanwhile.

@@ -24,6 +24,7 @@ using internal::v1::WorkerMessage;
 constexpr size_t kTextBytesMax = 1000, kReasonBytesMax = 64, kModelConfigBytesMax = 4096;
 constexpr size_t kIdBytesMax = 256;  // a request id, or one that the server made
 constexpr size_t kHostBytesMax = 256, kVersionBytesMax = 64;
+constexpr size_t kGroupBytesMax = 4096;  // a path: containers lie deep, and a worker of one is no liar
 constexpr int kLayoutsMax = 16, kMetadataMax = 8, kKernelsOffMax = 64;
 constexpr uint64_t kMemoryBytesMax = uint64_t{1} << 60;
 constexpr uint32_t kThreadsMax = 4096;
@@ -53,8 +54,8 @@ absl::Status Check(const internal::v1::Register& message) {
   RETURN_IF_ERROR(CheckLength("register.build_id", message.build_id(), kVersionBytesMax));
   RETURN_IF_ERROR(CheckLength("register.device_id", message.device_id(), kVersionBytesMax));
   RETURN_IF_ERROR(CheckLength("register.machine", message.machine(), kVersionBytesMax));
-  RETURN_IF_ERROR(CheckLength("register.memory_group", message.memory_group(), kHostBytesMax));
-  RETURN_IF_ERROR(CheckLength("register.core_group", message.core_group(), kHostBytesMax));
+  RETURN_IF_ERROR(CheckLength("register.memory_group", message.memory_group(), kGroupBytesMax));
+  RETURN_IF_ERROR(CheckLength("register.core_group", message.core_group(), kGroupBytesMax));
   if (message.cores() > kThreadsMax) return WrongField("register.cores", absl::StrCat("is ", message.cores()));
   if (!message.device().empty() && !ParseDevice(message.device()).ok()) {
     return WrongField("register.device", "is no device, as cpu:0");

@@ -96,6 +96,20 @@ def test_a_checkpoint_of_the_models_weights_is_the_policy_to_the_last_bit(model,
     assert weights["checkpoint:here"] == weights["policy"]
 
 
+def test_what_a_pass_exchanges_is_no_part_of_its_step(model, tmp_path):
+    """As its seconds and FLOPs: a step has the same bytes whoever computed its old log-probs."""
+    sent = {}
+    for way in ("policy", "client"):
+        with DurableRun(model, tmp_path / way, ranks=2, flags=("--mesh", "tp=2")) as run, run.client() as client:
+            groups = some_groups()
+            if way == "client":
+                with_log_probs(groups, "old_log_probs", client.log_probs(groups))
+            result = train(client, "one", groups, kl={}, old=way)
+            sent[way] = [step.metrics["ranks/tensor_parallel_bytes"] for step in result.steps]
+            assert ("time/log_probs_s" in result.steps[0].metrics) == (way == "policy"), "control: there was a pass"
+    assert sent["policy"] == sent["client"] and min(sent["policy"]) > 0
+
+
 def test_it_is_computed_again_after_everything_was_killed(model, tmp_path):
     weights = {}
     for way in ("undisturbed", "killed"):

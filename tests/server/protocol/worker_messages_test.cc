@@ -42,6 +42,14 @@ TEST(WorkerMessagesTest, WhatAnHonestWorkerSaysPasses) {
   }
 }
 
+// As those of a container's group, whose names are ids, where the host's groups are seen from inside.
+TEST(WorkerMessagesTest, AGroupMayLieDeep) {
+  const std::string path = Long(2000);
+  EXPECT_THAT(CheckWorkerMessage(Message(
+                  absl::StrCat("register { incarnation: 'a' memory_group: '", path, "' core_group: '", path, "' }"))),
+              IsOk());
+}
+
 TEST(WorkerMessagesTest, AMessageOutsideItsRangesIsRefusedByItsField) {
   const std::string name = Long(200), text = Long(2000);
   std::string many;
@@ -54,8 +62,8 @@ TEST(WorkerMessagesTest, AMessageOutsideItsRangesIsRefusedByItsField) {
       {absl::StrCat("register { incarnation: 'a' host: '", text, "' }"), "register.host"},
       {absl::StrCat("register { incarnation: 'a' version: '", text, "' }"), "register.version"},
       {absl::StrCat("register { incarnation: 'a' machine: '", text, "' }"), "register.machine"},
-      {absl::StrCat("register { incarnation: 'a' memory_group: '", text, "' }"), "register.memory_group"},
-      {absl::StrCat("register { incarnation: 'a' core_group: '", text, "' }"), "register.core_group"},
+      {absl::StrCat("register { incarnation: 'a' memory_group: '", Long(5000), "' }"), "register.memory_group"},
+      {absl::StrCat("register { incarnation: 'a' core_group: '", Long(5000), "' }"), "register.core_group"},
       {"register { incarnation: 'a' device: '../x' }", "register.device"},
       {"register { incarnation: 'a' memory_bytes: 18446744073709551615 }", "register.memory_bytes"},
       {"register { incarnation: 'a' memory_free_bytes: 9223372036854775808 }", "register.memory_free_bytes"},
