@@ -108,6 +108,7 @@ def test_what_a_pass_exchanges_is_no_part_of_its_step(model, tmp_path):
             sent[way] = [step.metrics["ranks/tensor_parallel_bytes"] for step in result.steps]
             assert ("time/log_probs_s" in result.steps[0].metrics) == (way == "policy"), "control: there was a pass"
     assert sent["policy"] == sent["client"] and min(sent["policy"]) > 0
+    assert sent["policy"][:2] == sent["policy"][2:], "each epoch has its own: nothing adds up from step to step"
 
 
 def test_it_is_computed_again_after_everything_was_killed(model, tmp_path):
