@@ -1,44 +1,25 @@
 #include "server/planner/planner.h"
 
-#include <algorithm>
-#include <functional>
-#include <limits>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
-#include "absl/strings/str_cat.h"
+#include "absl/container/flat_hash_map.h"
 #include "common/admission/mini_batches.h"
 #include "common/base/status_macros.h"
-#include "common/cost/flops.h"
 #include "common/cost/plan_seconds.h"
 #include "common/cost/state_bytes.h"
-#include "server/planner/group_cost.h"
+#include "glog/logging.h"
 #include "server/planner/group_plan.h"
 #include "server/planner/memory_division.h"
 #include "server/planner/plan_report.h"
-#include "server/planner/ranks_of_step.h"
-#include "server/planner/sharded_step.h"
+#include "server/planner/request_options.h"
 #include "server/planner/split_cost.h"
-#include "server/planner/stage_packing.h"
-#include "server/planner/stage_plan.h"
-#include "server/planner/wave_packing.h"
+#include "server/planner/step_planner.h"
 
 namespace stemma::server {
 namespace {
-
-double Count(bool forward_only, const Flops& flops) { return forward_only ? flops.forward : flops.total(); }
-
-// One mini-batch's step while ranks are added to it. `chooser`: the request's, or that of the entry pass.
-struct StepInWork {
-  const std::vector<uint32_t>& batch;
-  const SplitPlacement& placement;
-  MemoryChooser& chooser;
-  v1::StepPlan& step;
-  v1::StepReport& report;
-  RanksOfStep& ranks;
-};
 
 class Planner {
  public:
@@ -47,65 +28,48 @@ class Planner {
       : model_(model),
         request_(request),
         sums_gradients_(sums_gradients),
-        chooser_(Options(stop, request.forward_only)) {}
+        chooser_(Options(stop, request.forward_only)),
+        planner_(model, request, groups_, chooser_) {}
 
   absl::StatusOr<PlanResult> Run() {
     for (uint32_t i = 0; i < request_.groups.size(); ++i) {
       groups_.push_back(PlanGroup(chooser_, model_.config, request_.schedule, i, request_.groups[i]));
-      if (chooser_.options().stopped()) return absl::CancelledError("planning was stopped");
+      if (is_stopped()) return Stopped();
     }
-    costs_.resize(groups_.size());
     if (request_.schedule == v1::AUTO && model_.run.split_groups() == v1::SPLIT_AUTO && model_.dp_ranks() > 1) {
       for (const std::vector<uint32_t>& batch : Batches(0)) {
         ReuseWhatIsShared(chooser_, model_.config, batch, model_.dp_ranks(), groups_);
       }
     }
+    std::optional<MemoryChooser> entry;
     if (request_.log_prob_passes > 0) {
-      MemoryChooser entry(Options(chooser_.options().stop, /*forward_only=*/true));
-      PinGroups(entry);
-      std::vector<uint32_t> all(groups_.size());
-      std::iota(all.begin(), all.end(), 0u);
-      ASSIGN_OR_RETURN(*result_.plan.mutable_log_prob_pass(), PlanStep(0, all, entry));
+      entry.emplace(Options(chooser_.options().stop, /*forward_only=*/true));
+      PinGroups(*entry);
     }
-    const int64_t epochs_listed = request_.shuffle ? request_.epochs : 1;
-    result_.repeats = static_cast<uint32_t>(request_.epochs / epochs_listed);
-    for (int64_t epoch = 0; epoch < epochs_listed; ++epoch) {
-      for (const std::vector<uint32_t>& batch : Batches(epoch)) {
-        result_.work.emplace_back(static_cast<size_t>(model_.dp_ranks()));
-        ASSIGN_OR_RETURN(*result_.plan.add_steps(), PlanStep(static_cast<uint32_t>(epoch), batch, chooser_));
-      }
+    ASSIGN_OR_RETURN(std::vector<PlannedStep> steps, PlanEpochs());
+    if (entry) {
+      ASSIGN_OR_RETURN(PlannedStep pass, PlanPass(*entry, steps));
+      *result_.plan.mutable_log_prob_pass() = std::move(pass.step);
+      *result_.report.add_steps() = std::move(pass.report);
     }
-    if (chooser_.options().stopped()) return absl::CancelledError("planning was stopped");
+    for (PlannedStep& step : steps) {
+      *result_.plan.add_steps() = std::move(step.step);
+      *result_.report.add_steps() = std::move(step.report);
+      result_.work.push_back(std::move(step.work));
+    }
+    if (is_stopped()) return Stopped();
     Totals();
     return std::move(result_);
   }
 
  private:
-  MemoryOptions Options(const StopCheck& stop, bool forward_only) const {
-    MemoryOptions options = MemoryOptionsOf(model_.config, model_.run, model_.rates, forward_only);
-    options.SetWholeRollouts(request_.whole_rollouts && !forward_only);
-    options.stop = stop;
-    const bool staged = !options.stages.empty(), sharded = ShardsParameters(model_.run);
-    options.sums_gradients = sums_gradients_ && !forward_only;
-    if (sharded) {
-      options.wave_rows = std::max(options.wave_rows, RowsWorthGathering(model_, options.sums_gradients));
-      options.cluster_prefix_rows = options.wave_rows;
-    }
-    if (forward_only) options.held_bytes = CheckpointBytes();
-    if (sharded) options.held_bytes += StateBytesOf(model_.config, model_.run).gathering;
-    if (options.sums_gradients) options.held_bytes += StateBytesOf(model_.config, model_.run).gradient_sums;
-    if (staged && !forward_only) options.rounds_in_flight = static_cast<int64_t>(options.stages.size());
-    // What is in flight of it, orders say when they are known.
-    const int64_t in_flight = staged ? RowsInFlightBytes(options, request_) : 0;
-    if (staged || forward_only || sharded) {
-      options.KeepFree(options.held_bytes + in_flight);
-    }
-    return options;
-  }
+  bool is_stopped() const { return chooser_.options().stopped(); }
+  static absl::Status Stopped() { return absl::CancelledError("planning was stopped"); }
 
-  // Forward-only passes hold the weights that they read from a checkpoint beside the model's own.
-  int64_t CheckpointBytes() const {
-    return request_.reads_checkpoint ? StateBytesOf(model_.config, model_.run).weights : 0;
+  MemoryOptions Options(const StopCheck& stop, bool forward_only) const {
+    MemoryOptions options = RequestOptions(model_, request_, forward_only, sums_gradients_);
+    options.stop = stop;
+    return options;
   }
 
   std::vector<std::vector<uint32_t>> Batches(int64_t epoch) const {
@@ -116,237 +80,72 @@ class Planner {
     return MiniBatches(static_cast<uint32_t>(groups_.size()), rule, static_cast<uint64_t>(epoch));
   }
 
-  SplitPlacement Place(const std::vector<uint32_t>& batch, MemoryChooser& chooser) {
+  SplitPlacement Place(const std::vector<uint32_t>& batch) {
     const v1::Split mode = model_.run.split_groups();
-    const auto place = [&](v1::Split with) { return PlaceMiniBatch(chooser, groups_, batch, model_.dp_ranks(), with); };
+    const auto place = [&](v1::Split with) {
+      return PlaceMiniBatch(chooser_, groups_, batch, model_.dp_ranks(), with);
+    };
     SplitPlacement placement = place(mode);
-    if (chooser.options().stages.empty() || mode != v1::SPLIT_AUTO || placement.splits.empty()) return placement;
+    if (chooser_.options().stages.empty() || mode != v1::SPLIT_AUTO || placement.splits.empty()) return placement;
     // Stages fill and drain for each shared group, which no group's own costs tell.
     SplitPlacement whole = place(v1::SPLIT_OFF);
     if (placement.splits.size() == whole.splits.size()) return placement;  // those that were pinned
-    const double whole_s = SecondsOfPlacement(batch, whole, chooser);
-    const bool worth = SecondsOfPlacement(batch, placement, chooser) < (1 - kWorthSplitting) * whole_s;
+    const double whole_s = planner_.Seconds(batch, whole);
+    const bool worth = planner_.Seconds(batch, placement) < (1 - kWorthSplitting) * whole_s;
     return worth ? std::move(placement) : std::move(whole);
-  }
-
-  // Returns the prefix rows of each group that is split.
-  std::vector<int64_t> SplitRows(const std::vector<uint32_t>& batch, const SplitPlacement& placement) const {
-    std::vector<int64_t> rows;
-    for (const GroupSplit& split : placement.splits) rows.push_back(groups_[batch[split.group]].packing.prefix_rows);
-    return rows;
-  }
-
-  // Returns what the slowest copy takes for a placement, all exchanges included; infinity: it does not fit.
-  double SecondsOfPlacement(const std::vector<uint32_t>& batch, const SplitPlacement& placement,
-                            MemoryChooser& chooser) {
-    v1::StepPlan step;
-    v1::StepReport report;
-    RanksOfStep ranks(placement, SplitRows(batch, placement), chooser.options());
-    const StepInWork work = {batch, placement, chooser, step, report, ranks};
-    absl::Status status;
-    for (size_t rank = 0; status.ok() && rank < placement.whole.size(); ++rank) status = PlanRank(rank, work);
-    if (!status.ok()) return std::numeric_limits<double>::infinity();
-    return ranks.Run().max_s();
   }
 
   // Entry log-probs lie where they were computed, so the ranks of a group's first mini-batch compute them, and the
   // group in all epochs. A group that is split is so in that pass, too, whose memory may be less.
   void PinGroups(MemoryChooser& entry) {
     for (GroupPlan& group : groups_) group.stays_whole = !MaySplit(entry, group.packing);
-    for (const std::vector<uint32_t>& batch : Batches(0)) PinMiniBatch(Place(batch, chooser_), batch, groups_);
+    for (const std::vector<uint32_t>& batch : Batches(0)) PinMiniBatch(Place(batch), batch, groups_);
   }
 
-  // `chooser`: the request's, or that of the entry pass.
-  absl::StatusOr<v1::StepPlan> PlanStep(uint32_t epoch, const std::vector<uint32_t>& batch, MemoryChooser& chooser) {
-    const bool forward_only = chooser.options().forward_only;
-    v1::StepPlan step;
-    step.set_epoch(epoch);
-    v1::StepReport& report = *result_.report.add_steps();
-    for (const uint32_t g : batch) {
-      const GroupPlan& group = groups_[g];
-      step.add_groups(g);
-      report.set_tokens_logical(report.tokens_logical() + static_cast<uint64_t>(group.tokens_logical));
-      report.set_tokens_computed(report.tokens_computed() + static_cast<uint64_t>(group.tokens_computed));
-      report.set_flops(report.flops() + Count(forward_only, group.flops));
-      report.set_flops_dense(report.flops_dense() + Count(forward_only, group.flops_dense));
-    }
-    report.set_num_groups(static_cast<uint32_t>(batch.size()));
-    const SplitPlacement placement = Place(batch, chooser);
-    RanksOfStep ranks(placement, SplitRows(batch, placement), chooser.options());
-    const StepInWork work = {batch, placement, chooser, step, report, ranks};
-    for (size_t rank = 0; rank < placement.whole.size(); ++rank) RETURN_IF_ERROR(PlanRank(rank, work));
-    if (!result_.work.empty()) result_.work.back() = ranks.work;  // not of the entry pass
-    for (const v1::RankReport& rank : ranks.reports) MaxSeconds(rank.seconds(), *report.mutable_seconds());
-    if (!forward_only && step.clusters_size() > 0) {
-      report.mutable_seconds()->set_apply(Seconds(ApplyWork(model_.config), model_.rates));
-    }
-    if (ranks.reports.size() > 1 || !chooser.options().stages.empty()) {
-      DescribeRanks(batch, placement, chooser, std::move(ranks), report);
-    }
-    if (ShardsParameters(model_.run)) ShardStep(model_, chooser.options(), request_.groups, step, report);
-    return step;
-  }
-
-  // Adds what one rank computes of a step, in its order: groups of its own, and between them its parts of split ones.
-  absl::Status PlanRank(size_t rank, const StepInWork& work) {
-    const auto& [batch, placement, chooser, step, report, ranks] = work;
-    const int first = step.clusters_size();
-    StageOrders orders;  // of a copy that shares nothing
-    for (size_t place = 0; place <= placement.splits.size(); ++place) {
-      std::vector<PackingGroup> running;
-      for (const size_t i : placement.whole[rank][place]) {
-        const GroupPlan& group = groups_[batch[i]];
-        if (!group.runs) continue;
-        running.push_back(group.packing);
-        CountGroup(group.tokens_computed, /*is_part=*/false, ranks.reports[rank]);
-      }
-      if (!running.empty()) {
-        ASSIGN_OR_RETURN(StagedClusters packed, Pack(running, chooser, /*mark=*/{}));
-        const v1::PhaseSeconds seconds = AddClusters(rank, std::move(packed.clusters), work);
-        if (chooser.options().stages.empty()) ranks.whole.Add(rank, place, TotalSeconds(seconds));
-        orders = std::move(packed.orders);
-      }
-      if (place == placement.splits.size()) break;
-      const int before = step.clusters_size();
-      RETURN_IF_ERROR(AddPart(rank, place, work));
-      if (step.clusters_size() == before || ranks.pipelines.empty()) continue;
-      ranks.pipelines[rank].parts[place] = static_cast<size_t>(before - first);
-    }
-    if (chooser.options().stages.empty() || step.clusters_size() == first) return absl::OkStatus();
-    OrderStagesOf(rank, first, std::move(orders), work);
-    return absl::OkStatus();
-  }
-
-  // Adds the rank's part of the split group that comes at `place`, if it has one.
-  absl::Status AddPart(size_t rank, size_t place, const StepInWork& work) {
-    const GroupSplit& split = work.placement.splits[place];
-    SharedGroup& shared = work.ranks.shared[place];
-    const std::optional<size_t> index = split.PartOfRank(rank);
-    if (!index) return absl::OkStatus();
-    const bool helps = *index > 0;
-    const PackingGroup part = PartOf(groups_[work.batch[split.group]].packing, split.rollouts[*index], helps);
-    int64_t rows = helps ? 0 : part.prefix_rows;
-    for (const PackingMember& member : part.members) rows += member.rows;
-    CountGroup(rows, /*is_part=*/true, work.ranks.reports[rank]);
-    const auto mark = [&](v1::Cluster& cluster) { MarkSplit(split, rank, cluster); };
-    ASSIGN_OR_RETURN(StagedClusters packed, Pack({part}, work.chooser, mark));
-    const v1::PhaseSeconds seconds = AddClusters(rank, std::move(packed.clusters), work);
-    shared.waves_s[*index] = seconds.suffix();
-    if (helps) return absl::OkStatus();
-    shared.forward_s = seconds.prefix_forward();
-    shared.backward_s = seconds.prefix_backward();
-    return absl::OkStatus();
-  }
-
-  // Packs groups that the rank computes whole, or its part of one, of whose cluster `mark` says so.
-  absl::StatusOr<StagedClusters> Pack(const std::vector<PackingGroup>& groups, MemoryChooser& chooser,
-                                      const std::function<void(v1::Cluster&)>& mark) const {
-    if (!chooser.options().stages.empty()) return PackForStages(chooser, request_.groups, groups, mark);
-    StagedClusters packed;
-    ASSIGN_OR_RETURN(packed.clusters, PackClusters(chooser, groups));
-    for (PackedCluster& cluster : packed.clusters) {
-      if (mark) mark(cluster.cluster);
-    }
-    return packed;
-  }
-
-  // Adds the orders in which the stages of a copy run its clusters, of which `first` is the first of the step's. Those
-  // of a copy that shares groups are made here: they are not one place's.
-  void OrderStagesOf(size_t rank, int first, StageOrders orders, const StepInWork& work) const {
-    const auto& [batch, placement, chooser, step, report, ranks] = work;
-    const MemoryOptions& memory = chooser.options();
-    if (ranks.pipelines.empty()) {
-      ranks.whole.Add(rank, /*place=*/0, orders.end_s);
-    } else {
-      std::vector<const v1::Cluster*> clusters;
-      for (int c = first; c < step.clusters_size(); ++c) clusters.push_back(&step.clusters(c));
-      CopyPipeline& pipeline = ranks.pipelines[rank];
-      pipeline.question = StagesOf(memory, request_.groups, clusters);
-      orders = memory.forward_only ? OrderForwards(pipeline.question) : OrderStages(pipeline.question);
-      pipeline.orders = orders;
-    }
-    if (!memory.forward_only) AddCopyStages(static_cast<uint32_t>(rank), orders, step);
-    DescribeStages(memory, orders, ranks.reports[rank]);
-    report.set_pipeline_s(std::max(report.pipeline_s(), orders.end_s));
-    for (const StageRun& run : orders.stages) {
-      RaisePeaks(run.peak_bytes, run.peak_bytes, memory, report, ranks.reports[rank]);
-    }
-  }
-
-  // Adds clusters of one rank; answers what they take.
-  v1::PhaseSeconds AddClusters(size_t rank, std::vector<PackedCluster> clusters, const StepInWork& work) {
-    const auto& [batch, placement, chooser, step, report, ranks] = work;
-    const MemoryOptions& memory = chooser.options();
-    v1::RankReport& rank_report = ranks.reports[rank];
-    v1::PhaseSeconds seconds;
-    for (PackedCluster& packed : clusters) {
-      packed.cluster.set_dp_rank(static_cast<uint32_t>(rank));
-      if (memory.stages.empty()) {  // else it depends on what lives beside it
-        RaisePeaks(packed.memory.peak_bytes, PeaksWithHeadroom(memory, packed.memory).peak(), memory, report,
-                   rank_report);
-      }
-      report.set_num_waves(report.num_waves() + static_cast<uint32_t>(packed.cluster.waves_size()));
-      ranks.work[rank] += packed.memory.work;
-      v1::ClusterReport& cluster = *report.add_clusters();
-      Describe(chooser, packed.cluster, cluster);
-      DescribeMemory(memory, packed.memory, cluster);
-      AddSeconds(cluster.seconds(), seconds);
-      *step.add_clusters() = std::move(packed.cluster);
-    }
-    AddSeconds(seconds, *rank_report.mutable_seconds());
-    return seconds;
-  }
-
-  void DescribeRanks(const std::vector<uint32_t>& batch, const SplitPlacement& placement, const MemoryChooser& chooser,
-                     RanksOfStep ranks, v1::StepReport& report) const {
-    const Timeline timeline = ranks.Run();
-    for (size_t rank = 0; rank < ranks.reports.size(); ++rank) {
-      ranks.reports[rank].set_exchange_s(timeline.exchange_s[rank]);
-      *report.add_ranks() = std::move(ranks.reports[rank]);
-    }
-    if (report.ranks_size() == 1) return;
-    if (!ranks.pipelines.empty()) report.set_pipeline_s(timeline.max_s());
-    report.set_imbalance(placement.imbalance());
-    report.set_imbalance_whole(placement.imbalance_whole());
-    report.set_over_bound(placement.over_bound());
-    for (size_t i = 0; i < placement.splits.size(); ++i) {
-      const GroupPlan& group = groups_[batch[placement.splits[i].group]];
-      DescribeSplit(chooser.options(), group.packing, placement.splits[i], placement.shared[i],
-                    *report.add_split_groups());
-    }
-  }
-
-  void Describe(MemoryChooser& chooser, const v1::Cluster& cluster, v1::ClusterReport& report) {
-    std::vector<uint32_t> seen;  // each once, in the order of the waves, which several ranks may have of a group
-    absl::flat_hash_set<uint32_t> known;
-    for (const v1::Wave& wave : cluster.waves()) {
-      report.add_wave_sizes(static_cast<uint32_t>(wave.members_size()));
-      for (const v1::WaveMember& member : wave.members()) {
-        if (!seen.empty() && seen.back() == member.group()) continue;
-        if (known.insert(member.group()).second) seen.push_back(member.group());
+  // Plans the steps of one epoch, where every epoch runs the same, else of all.
+  absl::StatusOr<std::vector<PlannedStep>> PlanEpochs() {
+    const int64_t epochs_listed = request_.shuffle ? request_.epochs : 1;
+    result_.repeats = static_cast<uint32_t>(request_.epochs / epochs_listed);
+    std::vector<PlannedStep> steps;
+    for (int64_t epoch = 0; epoch < epochs_listed; ++epoch) {
+      for (const std::vector<uint32_t>& batch : Batches(epoch)) {
+        const SplitPlacement placement = Place(batch);
+        ASSIGN_OR_RETURN(PlannedStep step, planner_.Plan(batch, placement));
+        step.step.set_epoch(static_cast<uint32_t>(epoch));
+        steps.push_back(std::move(step));
+        if (epoch == 0) AddSplitPlaces(placement, batch);
       }
     }
-    for (const uint32_t g : seen) {
-      const GroupPlan& group = groups_[g];
-      if (group.packing.prefix_rows > 0 && !cluster.has_owner_rank()) *report.add_groups() = CostOf(chooser, g);
-      group.packing.reuse ? report.add_reuse_uids(group.packing.uid) : report.add_dense_uids(group.packing.uid);
-      if (report.reason().find(group.reason) == std::string::npos) {
-        report.set_reason(absl::StrCat(report.reason(), report.reason().empty() ? "" : "; ", group.reason));
-      }
-    }
-    if (const std::string split = SplitReason(cluster); !split.empty()) {
-      report.set_reason(absl::StrCat(report.reason(), "; ", split));
-    }
-    if (chooser.options().shape.cp > 1 && !cluster.prefix_groups().empty()) {
-      report.set_reason(absl::StrCat(report.reason(), "; ", KvText(cluster.regather_prefix())));
+    return steps;
+  }
+
+  void AddSplitPlaces(const SplitPlacement& placement, const std::vector<uint32_t>& batch) {
+    for (const GroupSplit& split : placement.splits) {
+      split_places_.emplace(batch[split.group], split_places_.size());
     }
   }
 
-  // Costs the same in every epoch, so it is computed once.
-  v1::GroupCost CostOf(MemoryChooser& chooser, uint32_t g) {
-    if (&chooser != &chooser_) return GroupCostOf(chooser, groups_[g].packing);
-    if (!costs_[g]) costs_[g] = GroupCostOf(chooser, groups_[g].packing);
-    return *costs_[g];
+  absl::StatusOr<PlannedStep> PlanPass(MemoryChooser& entry, const std::vector<PlannedStep>& steps) const {
+    const size_t first_epoch = Batches(0).size();
+    return StepPlanner(model_, request_, groups_, entry)
+        .PlanPassBefore(std::span(steps).first(first_epoch), PlacePass(entry));
+  }
+
+  // Returns what groups cost where their steps have them, split ones in the order of the steps. What is whole is in no
+  // place: it follows from the steps' clusters.
+  SplitPlacement PlacePass(MemoryChooser& entry) const {
+    std::vector<uint32_t> all(groups_.size());
+    std::iota(all.begin(), all.end(), 0u);
+    const SplitPlacement found = PlaceMiniBatch(entry, groups_, all, model_.dp_ranks(), model_.run.split_groups());
+    CHECK_EQ(found.splits.size(), split_places_.size()) << "what is split, and what is not, was pinned";
+    SplitPlacement pass = found;
+    pass.whole.assign(found.whole.size(), {});
+    for (size_t i = 0; i < found.splits.size(); ++i) {
+      const size_t place = split_places_.at(static_cast<uint32_t>(found.splits[i].group));
+      pass.splits[place] = found.splits[i];
+      pass.shared[place] = found.shared[i];
+    }
+    return pass;
   }
 
   void Totals() {
@@ -366,7 +165,7 @@ class Planner {
       for (int i = first_step; i < report.steps_size(); ++i) AddToTotals(report.steps(i), report);
     }
     report.set_log_prob_passes(static_cast<uint32_t>(request_.log_prob_passes));
-    report.set_checkpoint_weights_bytes(static_cast<uint64_t>(CheckpointBytes()));
+    report.set_checkpoint_weights_bytes(static_cast<uint64_t>(CheckpointBytes(model_, request_)));
     report.set_shards_parameters(ShardsParameters(model_.run));
     report.set_budget_bytes(model_.run.memory_budget_bytes());
     DescribeState(StateBytesOf(model_.config, model_.run), model_.run.optimizer_residency(), *report.mutable_state());
@@ -378,7 +177,8 @@ class Planner {
   const bool sums_gradients_;
   MemoryChooser chooser_;  // of what the request asks for
   std::vector<GroupPlan> groups_;
-  std::vector<std::optional<v1::GroupCost>> costs_;  // of each group in an optimizer step
+  StepPlanner planner_;                                 // likewise
+  absl::flat_hash_map<uint32_t, size_t> split_places_;  // of groups that are split, in the order of the first steps
   PlanResult result_;
 };
 

@@ -100,7 +100,7 @@ class Simulator {
 
   MemoryOptions OptionsOf(const PlannerRequest& request, bool forward_only) const {
     MemoryOptions options = MemoryOptionsOf(config_, model_.run, model_.rates, forward_only);
-    options.SetWholeRollouts(request.whole_rollouts && !forward_only);
+    options.SetWholeRollouts(request.whole_rollouts);
     return options;
   }
 

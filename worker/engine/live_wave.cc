@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "worker/engine/results.h"
 
@@ -27,8 +28,7 @@ class GatheredNumbers {
   // `this` outlives it.
   std::optional<SharedRows> AsSharedRows() {
     if (cut_ == nullptr) return std::nullopt;
-    return SharedRows{.own_rows = cut_->own_rows(),
-                      .is_first = cut_->context().cp_rank() == 0,
+    return SharedRows{.is_first = cut_->context().cp_rank() == 0,
                       .own = [this](const at::Tensor& x_T) { return cut_->index().Own(x_T); },
                       .gather = [this](const HeadOutput& own) { return Of(own); }};
   }
@@ -43,7 +43,8 @@ class GatheredNumbers {
 void WaveHead::Run(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& live) const {
   const Backend& backend = *context_.backend;
   const Parameter& head = context_.weights->at(context_.weights->head);
-  const HeadInput input = {hidden_BD, head.weight, targets_B};
+  const std::vector<RowRange> rollouts = RolloutRows(live);
+  const HeadInput input = {hidden_BD, head.weight, targets_B, rollouts};
   context_.parameters->Head(head_use());
   GatheredNumbers numbers(live.input.cut.get());
   if (loss_ == nullptr) {
@@ -52,7 +53,7 @@ void WaveHead::Run(at::Tensor hidden_BD, const at::Tensor& targets_B, LiveWave& 
   }
   const std::optional<SharedRows> shared = numbers.AsSharedRows();
   WaveLoss loss(*loss_, backend, LossMembers(live.members), shared ? &*shared : nullptr);
-  HeadBackwardResult result = HeadForwardBackward(backend, input, head_, loss.head_loss(), head.grad);
+  HeadBackwardResult result = HeadForwardBackward(backend, input, head_, loss.gradient(), head.grad);
   live.dhidden_BD = std::move(result.dhidden_TD);
   StartRead(live, numbers.Of(result.output), loss.sums());
 }
@@ -62,6 +63,16 @@ void WaveHead::StartRead(LiveWave& live, const HeadOutput& output, const at::Ten
   std::vector<MemberRows> members = live.members;
   if (live.input.cut != nullptr && context_.cp_rank() > 0) members.clear();
   live.results = {std::move(members), context_.backend->start_read(PackResults(output, sums))};
+}
+
+// Returns the rows of each member that this rank has at the head.
+std::vector<RowRange> WaveHead::RolloutRows(const LiveWave& live) const {
+  if (live.input.cut != nullptr) return {{0, live.input.cut->own_rows()}};
+  std::vector<RowRange> rollouts;
+  for (const MemberRows& m : live.members) {
+    rollouts.push_back({m.head_begin, m.head_begin + payload_.shapes[m.group].response_tokens[m.rollout]});
+  }
+  return rollouts;
 }
 
 std::vector<LossMember> WaveHead::LossMembers(const std::vector<MemberRows>& members) const {

@@ -57,6 +57,7 @@ class WaveHead {
 
  private:
   void StartRead(LiveWave& live, const HeadOutput& output, const at::Tensor& sums) const;
+  std::vector<RowRange> RolloutRows(const LiveWave& live) const;
   std::vector<LossMember> LossMembers(const std::vector<MemberRows>& members) const;
 
   const LayerContext& context_;

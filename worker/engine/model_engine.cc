@@ -16,6 +16,7 @@
 #include "common/cost/state_bytes.h"
 #include "common/model/model_fingerprint.h"
 #include "common/model/model_init.h"
+#include "common/trace/loss_names.h"
 #include "worker/engine/copy_agreement.h"
 #include "worker/engine/copy_totals.h"
 #include "worker/engine/device_report.h"
@@ -175,7 +176,9 @@ absl::StatusOr<LossPlan> ModelEngine::BeforePhases(Payload& payload, const inter
                                                    const EngineHooks& hooks) {
   const RunEntryPass run = [&](absl::Status before, const internal::v1::PassWeights& weights,
                                const MemberResult& results) {
-    const LogProbOptions log_prob = {prepare.header().loss().temperature(), /*entropy=*/false};
+    const v1::LossConfig& loss = prepare.header().loss();
+    const absl::StatusOr<LossMode> mode = ParseLossMode(loss.loss_mode());  // the loss plan says what is wrong with it
+    const LogProbOptions log_prob = {loss.temperature(), /*entropy=*/false, mode.ok() && NeedsWholeRollouts(*mode)};
     return RunPass(std::move(before), {weights, prepare.log_prob_pass(), log_prob, results}, StepOptions(hooks),
                    payload);
   };

@@ -11,6 +11,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
+#include "common/trace/loss_names.h"
 #include "worker/engine/abandoned_exchanges.h"
 #include "worker/engine/copy_agreement.h"
 #include "worker/engine/exceptions.h"
@@ -340,9 +341,7 @@ class Pass {
     if (counts()) sums_.AddTokens(rows, payload_.shapes);
   }
 
-  void CountLoss(const LossSums& sums) {
-    if (counts()) sums_.loss += sums;
-  }
+  void CountLoss(const LossSums& sums) { sums_.loss += counts() ? sums : LossSums{}; }
 
   void Progress(OperationKind kind) {
     internal::v1::Heartbeat heartbeat;
@@ -377,14 +376,15 @@ class Pass {
 
 absl::StatusOr<PassSums> RunStep(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
                                  const LossPlan& loss, const MemberResult& results) {
-  const HeadOptions head{loss.temperature, options.head_chunk_rows, /*need_entropy=*/true,
-                         options.context.vocabulary()};
+  const HeadOptions head{loss.temperature, options.head_chunk_rows, /*need_entropy=*/true, options.context.vocabulary(),
+                         NeedsWholeRollouts(loss.options.mode)};
   return Pass(options, payload, plan, &loss, head, results).Run();
 }
 
 absl::StatusOr<PassSums> RunLogProb(const PassOptions& options, const Payload& payload, const v1::StepPlan& plan,
                                     const LogProbOptions& log_prob, const MemberResult& results) {
-  const HeadOptions head{log_prob.temperature, options.head_chunk_rows, log_prob.entropy, options.context.vocabulary()};
+  const HeadOptions head{log_prob.temperature, options.head_chunk_rows, log_prob.entropy, options.context.vocabulary(),
+                         log_prob.whole_rollouts};
   return Pass(options, payload, plan, nullptr, head, results).Run();
 }
 

@@ -69,6 +69,7 @@ absl::StatusOr<PassSums> RunStep(const PassOptions& options, const Payload& payl
 struct LogProbOptions {
   double temperature = 1;
   bool entropy = false;
+  bool whole_rollouts = false;  // as of a loss that needs them: the pass before its step has the bits of the step
 };
 
 // Phases A and B without backward. Errors: as of RunStep.

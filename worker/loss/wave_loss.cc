@@ -114,10 +114,8 @@ WaveLoss::WaveLoss(const LossPlan& plan, const Backend& backend, const std::vect
     return !member.rollout->rollout_is_weights().empty();
   });
   HostRows host;
-  for (const LossMember& member : members) {
-    const auto begin = static_cast<int64_t>(host.mask.size());
-    AddMember(plan, reads, importance, member, static_cast<int64_t>(rollouts_.size()), host);
-    rollouts_.push_back({begin, static_cast<int64_t>(host.mask.size())});
+  for (size_t i = 0; i < members.size(); ++i) {
+    AddMember(plan, reads, importance, members[i], static_cast<int64_t>(i), host);
   }
   if (reads.needs_whole_rollouts) Send<int64_t, 1>(backend, at::kLong, {{{&host.rollout, &rows_.rollout_T}}});
   Send<double, 7>(backend, kRowType,
@@ -128,25 +126,19 @@ WaveLoss::WaveLoss(const LossPlan& plan, const Backend& backend, const std::vect
                     {&host.loss_weight, &rows_.loss_weight_T},
                     {&host.weight, &rows_.weight_T},
                     {&host.mask, &rows_.mask_T}}});
-  if (shared_ != nullptr) TakeOwnRows();
+  CHECK(shared_ == nullptr || members.size() == 1) << "ranks share the rows of one rollout";
+  if (shared_ != nullptr && !whole_rollouts()) rows_ = EachOf(rows_, shared_->own);
 }
 
-void WaveLoss::TakeOwnRows() {
-  CHECK_EQ(rollouts_.size(), 1U) << "ranks share the rows of one rollout";
-  rollouts_ = {{0, shared_->own_rows}};
-  if (!whole_rollouts()) rows_ = EachOf(rows_, shared_->own);
-}
-
-HeadLoss WaveLoss::head_loss() {
-  const auto gradient = [this](RowRange range, const at::Tensor& log_prob_T, const at::Tensor& entropy_T,
-                               const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T) {
+RowGradient WaveLoss::gradient() {
+  return [this](RowRange range, const at::Tensor& log_prob_T, const at::Tensor& entropy_T,
+                const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T) {
     if (shared_ != nullptr && whole_rollouts()) {
       return RunOnAllRows(log_prob_T, entropy_T, dlog_prob_T, dentropy_T);
     }
     const LossRows rows = EachOf(rows_, [&](const at::Tensor& x) { return x.narrow(0, range.begin, range.rows()); });
     Run(rows, log_prob_T, entropy_T, dlog_prob_T, dentropy_T, sums_);
   };
-  return {.rollouts = rollouts_, .whole_rollouts = whole_rollouts(), .gradient = gradient};
 }
 
 void WaveLoss::Run(const LossRows& rows, const at::Tensor& log_prob_T, const at::Tensor& entropy_T,

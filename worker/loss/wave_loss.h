@@ -29,7 +29,6 @@ struct LossMember {
 
 // How ranks share the rows of a wave's one member.
 struct SharedRows {
-  int64_t own_rows = 0;
   bool is_first = false;  // of the ranks: what is computed of all rows counts once
   // Returns the own rows of a tensor of all.
   std::function<at::Tensor(const at::Tensor& x_T)> own;
@@ -53,14 +52,14 @@ class WaveLoss {
   WaveLoss(const LossPlan& plan, const Backend& backend, const std::vector<LossMember>& members,
            const SharedRows* shared = nullptr);
 
-  // Makes what the head's backward asks; `this` outlives it.
-  HeadLoss head_loss();
+  // Makes what the head's backward asks for rows of the wave, of whole rollouts where the loss needs them; `this`
+  // outlives it.
+  RowGradient gradient();
   // [kNumLossSums] fp64 on the device, complete after the head's backward.
   const at::Tensor& sums() const { return sums_; }
 
  private:
   bool whole_rollouts() const { return NeedsWholeRollouts(plan_.options.mode); }
-  void TakeOwnRows();
   void Run(const LossRows& rows, const at::Tensor& log_prob_T, const at::Tensor& entropy_T,
            const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T, const at::Tensor& sums) const;
   void RunOnAllRows(const at::Tensor& log_prob_T, const at::Tensor& entropy_T, const at::Tensor& dlog_prob_T,
@@ -69,7 +68,6 @@ class WaveLoss {
   const LossPlan& plan_;
   const Backend& backend_;
   const SharedRows* const shared_;
-  std::vector<RowRange> rollouts_;  // of the rows that are here
   LossRows rows_;
   at::Tensor sums_;
 };

@@ -135,14 +135,45 @@ void HeadPass::Backward(RowRange range, const at::Tensor& dlog_prob_T, const at:
   backend_.kernels.logits_backward({.dlogits_TV = dlogits_TV, .weight_VD = weight_VD_, .dhidden_TD = dhidden});
 }
 
+void CheckCover(std::span<const RowRange> rollouts, int64_t rows) {
+  int64_t next = 0;
+  for (const RowRange& rollout : rollouts) {
+    CHECK_EQ(rollout.begin, next) << "rollouts are adjacent and in order";
+    CHECK_GT(rollout.end, rollout.begin) << "a rollout without rows";
+    next = rollout.end;
+  }
+  CHECK_EQ(next, rows);
+}
+
+std::vector<RowRange> ChunksOf(RowRange rows, int64_t chunk_rows) {
+  std::vector<RowRange> chunks;
+  for (int64_t begin = rows.begin; begin < rows.end; begin += chunk_rows) {
+    chunks.push_back({begin, std::min(rows.end, begin + chunk_rows)});
+  }
+  return chunks;
+}
+
+// Returns the rows whose gradient is asked for at once: chunks, and rollouts that are longer than one.
+std::vector<RowRange> GradientRanges(const HeadPass& pass, const HeadInput& input, const HeadOptions& options) {
+  if (!options.whole_rollouts) return ChunksOf({0, pass.rows()}, pass.chunk_rows());
+  CheckCover(input.rollouts, pass.rows());
+  std::vector<RowRange> ranges;
+  for (const RowRange& rollout : input.rollouts) {
+    const bool fits = !ranges.empty() && rollout.end - ranges.back().begin <= pass.chunk_rows();
+    if (!fits) ranges.push_back(rollout);
+    ranges.back().end = rollout.end;
+  }
+  return ranges;
+}
+
 // A pass with the loss's gradient and where it goes.
 class HeadBackwardPass {
  public:
-  HeadBackwardPass(const Backend& backend, HeadPass& pass, const HeadLoss& loss, const at::Tensor& dhidden_TD,
+  HeadBackwardPass(const Backend& backend, HeadPass& pass, const RowGradient& gradient, const at::Tensor& dhidden_TD,
                    const at::Tensor& dweight_VD)
       : reads_are_free_(backend.host_reads_are_free),
         pass_(pass),
-        loss_(loss),
+        gradient_(gradient),
         dhidden_TD_(dhidden_TD),
         dweight_VD_(dweight_VD),
         dlog_prob_T_(at::empty_like(pass.output().log_prob_T)) {
@@ -155,29 +186,23 @@ class HeadBackwardPass {
     Backward(chunk);
   }
 
-  // A rollout longer than a chunk: all its log-probs first, then its chunks in reverse, of which the last still has its
-  // logits.
+  // Runs a rollout that is longer than a chunk: all its log-probs first, then its chunks in reverse, of which the last
+  // still has its logits.
   void RunLongRollout(RowRange rollout) {
-    const int64_t step = pass_.chunk_rows();
-    const int64_t last = rollout.begin + (rollout.rows() - 1) / step * step;
-    for (int64_t begin = rollout.begin; begin <= last; begin += step) pass_.Forward(Chunk(begin, rollout));
+    const std::vector<RowRange> chunks = ChunksOf(rollout, pass_.chunk_rows());
+    for (const RowRange& chunk : chunks) pass_.Forward(chunk);
     AskGradient(rollout);
-    for (int64_t begin = last; begin >= rollout.begin; begin -= step) {
-      const RowRange chunk = Chunk(begin, rollout);
-      if (begin != last && !IsKnownZero(chunk)) pass_.Recompute(chunk);
-      Backward(chunk);
+    for (size_t i = chunks.size(); i-- > 0;) {
+      if (i + 1 < chunks.size() && !IsKnownZero(chunks[i])) pass_.Recompute(chunks[i]);
+      Backward(chunks[i]);
     }
   }
 
  private:
-  RowRange Chunk(int64_t begin, RowRange rollout) const {
-    return {begin, std::min(rollout.end, begin + pass_.chunk_rows())};
-  }
-
   void AskGradient(RowRange range) {
     const HeadOutput& output = pass_.output();
-    loss_.gradient(range, Rows(output.log_prob_T, range), Rows(output.entropy_T, range), Rows(dlog_prob_T_, range),
-                   Rows(dentropy_T_, range));
+    gradient_(range, Rows(output.log_prob_T, range), Rows(output.entropy_T, range), Rows(dlog_prob_T_, range),
+              Rows(dentropy_T_, range));
   }
 
   // Whether rows have no gradient, where that can be seen without waiting: their backward would add zeros.
@@ -200,59 +225,31 @@ class HeadBackwardPass {
 
   const bool reads_are_free_;
   HeadPass& pass_;
-  const HeadLoss& loss_;
+  const RowGradient& gradient_;
   const at::Tensor dhidden_TD_, dweight_VD_;
   at::Tensor dlog_prob_T_, dentropy_T_;
 };
-
-void RunWholeRollouts(HeadBackwardPass& backward, std::span<const RowRange> rollouts, int64_t chunk_rows) {
-  for (size_t first = 0; first < rollouts.size();) {
-    if (rollouts[first].rows() > chunk_rows) {
-      backward.RunLongRollout(rollouts[first++]);
-      continue;
-    }
-    size_t end = first + 1;
-    while (end < rollouts.size() && rollouts[end].end - rollouts[first].begin <= chunk_rows) ++end;
-    backward.RunChunk({rollouts[first].begin, rollouts[end - 1].end});  // whole rollouts that fit it together
-    first = end;
-  }
-}
-
-void CheckCover(std::span<const RowRange> rollouts, int64_t rows) {
-  int64_t next = 0;
-  for (const RowRange& rollout : rollouts) {
-    CHECK_EQ(rollout.begin, next) << "rollouts are adjacent and in order";
-    CHECK_GT(rollout.end, rollout.begin) << "a rollout without rows";
-    next = rollout.end;
-  }
-  CHECK_EQ(next, rows);
-}
 
 }  // namespace
 
 HeadOutput HeadForward(const Backend& backend, const HeadInput& input, const HeadOptions& options) {
   RECORD_USER_SCOPE("HeadForward");
   HeadPass pass(backend, input, options);
-  for (int64_t begin = 0; begin < pass.rows(); begin += pass.chunk_rows()) {
-    pass.Forward({begin, std::min(pass.rows(), begin + pass.chunk_rows())});
+  for (const RowRange& range : GradientRanges(pass, input, options)) {
+    for (const RowRange& chunk : ChunksOf(range, pass.chunk_rows())) pass.Forward(chunk);
   }
   return std::move(pass.output());
 }
 
 HeadBackwardResult HeadForwardBackward(const Backend& backend, const HeadInput& input, const HeadOptions& options,
-                                       const HeadLoss& loss, const at::Tensor& dweight_VD) {
+                                       const RowGradient& gradient, const at::Tensor& dweight_VD) {
   RECORD_USER_SCOPE("HeadForwardBackward");
   HeadPass pass(backend, input, options);
   CHECK(dweight_VD.sizes() == input.weight_VD.sizes());
   at::Tensor dhidden_TD = at::empty({pass.rows(), input.hidden_TD.size(1)}, input.hidden_TD.options());
-  HeadBackwardPass backward(backend, pass, loss, dhidden_TD, dweight_VD);
-  if (loss.whole_rollouts) {
-    CheckCover(loss.rollouts, pass.rows());
-    RunWholeRollouts(backward, loss.rollouts, pass.chunk_rows());
-  } else {
-    for (int64_t begin = 0; begin < pass.rows(); begin += pass.chunk_rows()) {
-      backward.RunChunk({begin, std::min(pass.rows(), begin + pass.chunk_rows())});
-    }
+  HeadBackwardPass backward(backend, pass, gradient, dhidden_TD, dweight_VD);
+  for (const RowRange& range : GradientRanges(pass, input, options)) {
+    range.rows() > pass.chunk_rows() ? backward.RunLongRollout(range) : backward.RunChunk(range);
   }
   return {std::move(pass.output()), options.vocabulary.tp->SumRows(dhidden_TD)};
 }

@@ -27,6 +27,15 @@ struct HeadOptions {
   int64_t chunk_rows = 512;
   bool need_entropy = false;
   VocabularyShard vocabulary = {};
+  // Chunks are aligned to the input's rollouts: those that fit one together share it, a longer one has chunks of its
+  // own. Gradients are then asked for whole rollouts, and one that is longer than a chunk costs a second head forward.
+  bool whole_rollouts = false;
+};
+
+// Rows [begin, end) of what the head is given.
+struct RowRange {
+  int64_t begin = 0, end = 0;
+  int64_t rows() const { return end - begin; }
 };
 
 struct HeadOutput {
@@ -38,38 +47,26 @@ struct HeadInput {
   const at::Tensor& hidden_TD;  // this rank's rows (worker/ops/tensor_parallel.h) of the T that the targets say
   const at::Tensor& weight_VD;  // this rank's tokens'
   const at::Tensor& targets_T;  // int64, of the whole vocabulary
+  std::span<const RowRange> rollouts = {};  // given where chunks are aligned to them: adjacent, in order, all rows
 };
 
-// Returns log-probs, and entropies where they are asked for, without keeping anything for a backward.
+// Returns log-probs, and entropies where they are asked for, without keeping anything for a backward: the bits of
+// HeadForwardBackward.
 HeadOutput HeadForward(const Backend& backend, const HeadInput& input, const HeadOptions& options);
-
-// Rows [begin, end) of what the head is given.
-struct RowRange {
-  int64_t begin = 0, end = 0;
-  int64_t rows() const { return end - begin; }
-};
 
 // Given log-probs and entropies (undefined unless needed) of rows [range.begin, range.end), writes dL/dlog_prob and
 // dL/dentropy of those rows (the second only when entropy is needed). The tensors start at range.begin.
 using RowGradient = std::function<void(RowRange range, const at::Tensor& log_prob_T, const at::Tensor& entropy_T,
                                        const at::Tensor& dlog_prob_T, const at::Tensor& dentropy_T)>;
 
-// What a loss asks of the head's backward.
-struct HeadLoss {
-  std::span<const RowRange> rollouts;  // adjacent, in order, covering all rows
-  // The gradient is asked for whole rollouts: chunks are aligned to them, and a rollout longer than a chunk costs a
-  // second head forward. Else for each chunk's rows.
-  bool whole_rollouts = false;
-  RowGradient gradient;
-};
-
 struct HeadBackwardResult {
   HeadOutput output;
   at::Tensor dhidden_TD;  // this rank's rows; run dtype
 };
 
-// Forward and backward in one pass per chunk; adds to dweight_VD (fp32; fp64 in fp64).
+// Runs forward and backward in one pass per chunk, whose gradients it asks for; adds to dweight_VD (fp32; fp64 in
+// fp64).
 HeadBackwardResult HeadForwardBackward(const Backend& backend, const HeadInput& input, const HeadOptions& options,
-                                       const HeadLoss& loss, const at::Tensor& dweight_VD);
+                                       const RowGradient& gradient, const at::Tensor& dweight_VD);
 
 }  // namespace stemma::worker

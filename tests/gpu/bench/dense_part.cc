@@ -24,16 +24,13 @@ void MeasureHead(BenchRun& run, const ModelConfig& model, int64_t rows) {
     const at::Tensor weight = at::randn({model.vocab_size, model.hidden_size}, bf16).mul_(0.02);
     const at::Tensor dweight = at::zeros({model.vocab_size, model.hidden_size}, backend.options(at::kFloat));
     const at::Tensor targets = at::randint(model.vocab_size, {rows}, backend.options(at::kLong));
-    const std::vector<RowRange> rollouts = {{0, rows}};
-    HeadLoss loss;
-    loss.rollouts = rollouts;
-    loss.gradient = [](RowRange, const at::Tensor&, const at::Tensor&, const at::Tensor& dlog_prob_T,
-                       const at::Tensor&) { dlog_prob_T.fill_(1e-4); };
+    const RowGradient gradient = [](RowRange, const at::Tensor&, const at::Tensor&, const at::Tensor& dlog_prob_T,
+                                    const at::Tensor&) { dlog_prob_T.fill_(1e-4); };
     const HeadOptions options = {.chunk_rows = run.options().tiny ? 64 : 2048};
     const Spread spread = run.Time(
         backend,
         [&] {
-          HeadForwardBackward(backend, {hidden, weight, targets}, options, loss, dweight);
+          HeadForwardBackward(backend, {hidden, weight, targets}, options, gradient, dweight);
         },
         3);
     const double flops =

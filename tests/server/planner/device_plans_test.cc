@@ -139,8 +139,9 @@ TEST(DevicePlansTest, AForwardPassIsCountedLikewise) {
   }
 }
 
-TEST(DevicePlansTest, APassBeforeTheStepsHasNoLossAndCostsWhatItDoesWithoutOne) {
-  int dearer = 0;
+// Its head runs the chunks of the steps, so that its log-probs are their bits. None of them runs twice.
+TEST(DevicePlansTest, APassBeforeTheStepsHasTheirChunksOfTheHead) {
+  int dearer = 0, passes_differ = 0;
   for (uint64_t seed = FirstSeed(); seed < FirstSeed() + 20; ++seed) {
     SCOPED_TRACE(seed);
     Draw draw(seed);
@@ -153,10 +154,13 @@ TEST(DevicePlansTest, APassBeforeTheStepsHasNoLossAndCostsWhatItDoesWithoutOne) 
     const auto whole = MakePlan(model, request);
     if (!tokens.ok() || !whole.ok()) continue;  // a budget that is too small
     const auto pass_s = [](const server::PlanResult& plan) { return TotalSeconds(plan.report.steps(0).seconds()); };
-    EXPECT_EQ(pass_s(*whole), pass_s(*tokens));
-    dearer += PlanSeconds(whole->report) > PlanSeconds(tokens->report) ? 1 : 0;
+    const double more_s = PlanSeconds(whole->report) - PlanSeconds(tokens->report);
+    const double more_in_pass_s = pass_s(*whole) - pass_s(*tokens);
+    passes_differ += more_in_pass_s != 0 ? 1 : 0;
+    dearer += more_s > 2 * std::abs(more_in_pass_s) ? 1 : 0;
   }
-  EXPECT_GT(dearer, 5) << "control: their steps differ";
+  EXPECT_GT(passes_differ, 5);
+  EXPECT_GT(dearer, 5) << "control: chunks that run twice are the steps'";
 }
 
 // Llama3-8B on one H200.

@@ -36,7 +36,7 @@ LossRows RowsOf(const LossPlan& plan, const std::vector<LossMember>& members, Ro
   backend.kernels.loss = Record;
   WaveLoss loss(plan, backend, members);
   const at::Tensor log_prob = at::zeros({range.rows()}, at::kDouble);
-  loss.head_loss().gradient(range, log_prob, {}, at::zeros_like(log_prob), {});
+  loss.gradient()(range, log_prob, {}, at::zeros_like(log_prob), {});
   EXPECT_EQ(recorded.count, range.rows());
   return recorded.rows;
 }
@@ -96,8 +96,7 @@ TEST(WaveLossTest, ARankOfASharedRolloutTakesItsOwnRowsGradients) {
   Backend backend = TestBackend();
   backend.kernels.loss = NumberRows;
   for (const bool is_first : {true, false}) {
-    const SharedRows shared{.own_rows = 2,
-                            .is_first = is_first,
+    const SharedRows shared{.is_first = is_first,
                             .own = [](const at::Tensor& x_T) { return x_T.narrow(0, 1, 2); },
                             .gather =
                                 [](const HeadOutput&) {
@@ -106,7 +105,7 @@ TEST(WaveLossTest, ARankOfASharedRolloutTakesItsOwnRowsGradients) {
     WaveLoss loss(plan, backend, {{&rollout, 1}}, &shared);
     const at::Tensor numbers = at::zeros({2}, at::kDouble), dlog_prob = at::empty_like(numbers);
     const at::Tensor dentropy = at::empty_like(numbers);
-    loss.head_loss().gradient({0, 2}, numbers, numbers, dlog_prob, dentropy);
+    loss.gradient()({0, 2}, numbers, numbers, dlog_prob, dentropy);
     EXPECT_TRUE(Holds(dlog_prob, {2, 3}));
     EXPECT_TRUE(Holds(dentropy, {102, 103}));
     EXPECT_EQ(loss.sums().sum().item<double>(), is_first ? kNumLossSums : 0);

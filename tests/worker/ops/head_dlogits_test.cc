@@ -57,9 +57,9 @@ Gradients RunHeadGradient(bool dlogits_in_run_dtype, at::ScalarType dtype, int64
   const at::Tensor dweight =
       at::zeros({kGradientVocab, kGradientWidth}, dtype == at::kDouble ? at::kDouble : at::kFloat);
   // Chunks of 8 rows: three, the last one shorter.
-  const HeadBackwardResult result = HeadForwardBackward(
-      backend, {hidden, weight, targets}, {.temperature = 1, .chunk_rows = 8, .need_entropy = false},
-      {.rollouts = {}, .whole_rollouts = false, .gradient = gradient}, dweight);
+  const HeadBackwardResult result =
+      HeadForwardBackward(backend, {hidden, weight, targets},
+                          {.temperature = 1, .chunk_rows = 8, .need_entropy = false}, gradient, dweight);
   return {result.dhidden_TD, dweight};
 }
 

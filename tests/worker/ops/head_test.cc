@@ -91,16 +91,14 @@ struct Outcome {
   at::Tensor dhidden_TD, dweight_VD;
 };
 
-Outcome RunHead(const Inputs& inputs, const HeadOptions& options, std::span<const RowRange> rollouts = {},
+Outcome RunHead(const Inputs& inputs, HeadOptions options, std::span<const RowRange> rollouts = {},
                 const RowGradient* gradient = nullptr) {
   Outcome outcome;
   outcome.dweight_VD = inputs.dweight();
+  options.whole_rollouts = !rollouts.empty();
   HeadBackwardResult result =
-      HeadForwardBackward(testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, inputs.targets_T()}, options,
-                          {.rollouts = rollouts,
-                           .whole_rollouts = !rollouts.empty(),
-                           .gradient = gradient != nullptr ? *gradient : Linear(inputs)},
-                          outcome.dweight_VD);
+      HeadForwardBackward(testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, inputs.targets_T(), rollouts},
+                          options, gradient != nullptr ? *gradient : Linear(inputs), outcome.dweight_VD);
   outcome.output = std::move(result.output);
   outcome.dhidden_TD = result.dhidden_TD;
   return outcome;
@@ -150,16 +148,21 @@ TEST(HeadTest, EntropyAloneHasAGradientToo) {
   for (const int64_t chunk_rows : {3, 512}) ExpectClose(RunHead(inputs, Options(chunk_rows)), expected, kExact);
 }
 
+// The pass before a step asks for no entropies, and is compared with the step's log-probs.
 TEST(HeadTest, ForwardAloneGivesTheSameBits) {
   const Inputs inputs = MakeInputs();
-  for (const bool need_entropy : {false, true}) {
-    const HeadOutput forward = HeadForward(
-        testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, inputs.targets_T()}, Options(5, need_entropy));
-    const HeadOutput both = RunHead(inputs, Options(5, need_entropy)).output;
-    EXPECT_TRUE(forward.log_prob_T.equal(both.log_prob_T));
-    if (need_entropy) {
-      EXPECT_TRUE(forward.entropy_T.equal(both.entropy_T));
-    }
+  const at::Tensor targets_T = inputs.targets_T();
+  for (const bool whole : {false, true}) {
+    std::vector<RowRange> rollouts = {{0, 4}, {4, 25}, {25, 27}, {27, kRows}};  // some longer than a chunk
+    if (!whole) rollouts.clear();
+    HeadOptions options = Options(5);
+    options.whole_rollouts = whole;
+    const HeadInput input = {inputs.hidden_TD, inputs.weight_VD, targets_T, rollouts};
+    const HeadOutput both = RunHead(inputs, options, rollouts).output,
+                     forward = HeadForward(testing::TestBackend(), input, options);
+    EXPECT_TRUE(forward.log_prob_T.equal(both.log_prob_T) && forward.entropy_T.equal(both.entropy_T));
+    options.need_entropy = false;
+    EXPECT_TRUE(HeadForward(testing::TestBackend(), input, options).log_prob_T.equal(both.log_prob_T));
   }
 }
 
@@ -167,7 +170,7 @@ TEST(HeadTest, AddsToTheWeightGradient) {
   const Inputs inputs = MakeInputs();
   const Outcome once = RunHead(inputs, Options(8));
   HeadForwardBackward(testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, inputs.targets_T()}, Options(8),
-                      {.rollouts = {}, .gradient = Linear(inputs)}, once.dweight_VD);
+                      Linear(inputs), once.dweight_VD);
   EXPECT_LE(RelativeError(once.dweight_VD, Autograd(inputs).dweight_VD * 2), kExact);
 }
 
@@ -289,11 +292,9 @@ TEST(HeadWholeRolloutsTest, WithoutItARolloutThatChunksCutIsSeen) {
   Outcome outcome;
   outcome.dweight_VD = inputs.dweight();
   HeadForwardBackward(testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, inputs.targets_T()}, Options(3),
-                      {.rollouts = kRollouts, .gradient = recorder.gradient}, outcome.dweight_VD);
+                      recorder.gradient, outcome.dweight_VD);
   EXPECT_GT(RelativeError(outcome.dweight_VD, CoupledAutograd(inputs).dweight_VD), 0.01);
 }
-
-// --------------------------------------------------------------------------------------------- what is not computed
 
 // A NaN in the hidden rows would reach the weight gradient through 0 · NaN if their chunk ran backward.
 TEST(HeadSkipTest, AChunkWithoutGradientRunsNoBackward) {
@@ -333,35 +334,33 @@ TEST(HeadMemoryTest, OneChunkOfLogitsIsAllThatIsHeld) {
   const at::Tensor dweight = inputs.dweight(), targets_T = inputs.targets_T();
   const int64_t before = CpuMemoryStats().current_bytes;
   ResetPeakBytes();
-  const HeadBackwardResult result =
-      HeadForwardBackward(testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, targets_T}, Options(16),
-                          {.rollouts = {}, .gradient = Linear(inputs)}, dweight);
+  const HeadBackwardResult result = HeadForwardBackward(
+      testing::TestBackend(), {inputs.hidden_TD, inputs.weight_VD, targets_T}, Options(16), Linear(inputs), dweight);
   // Each row holds log-prob, entropy, their gradients, two numbers of its softmax; the loss of this test makes one
   // more.
   const int64_t chunk = 16 * kVocab * 4, dhidden = 400 * kWidth * 4, rows = 400 * 7 * 8;
   EXPECT_LE(CpuMemoryStats().peak_bytes - before, chunk + dhidden + rows + 1024);  // 1 KiB: rounding of a few tensors
 }
 
-// -------------------------------------------------------------------------------------------------- negative controls
-
 // The whole head's results from ranks that have parts of the vocabulary and of the rows.
 void ExpectHeadOfRanks(int ranks, const Inputs& inputs, std::span<const RowRange> rollouts, int64_t chunk_rows) {
   const Outcome whole = RunHead(inputs, Options(chunk_rows), rollouts);
-  const HeadLoss loss = {.rollouts = rollouts, .whole_rollouts = !rollouts.empty(), .gradient = Linear(inputs)};
   testing::OnRanks(ranks, [&](const TensorParallel& tp) {
     const int64_t begin = kVocab * tp.rank() / ranks, end = kVocab * (tp.rank() + 1) / ranks;
     const at::Tensor weight = inputs.weight_VD.slice(0, begin, end).contiguous(), dweight = at::zeros_like(weight);
     const at::Tensor hidden = testing::PaddedPart(inputs.hidden_TD, tp);
     HeadOptions options = Options(chunk_rows);
     options.vocabulary = {&tp, begin};
-    const HeadBackwardResult own =
-        HeadForwardBackward(testing::TestBackend(), {hidden, weight, inputs.targets_T()}, options, loss, dweight);
+    options.whole_rollouts = !rollouts.empty();
+    const at::Tensor targets_T = inputs.targets_T();
+    const HeadInput input = {hidden, weight, targets_T, rollouts};
+    const HeadBackwardResult own = HeadForwardBackward(testing::TestBackend(), input, options, Linear(inputs), dweight);
     EXPECT_LT(RelativeError(own.output.log_prob_T, whole.output.log_prob_T), kExact);
     EXPECT_LT(RelativeError(own.output.entropy_T, whole.output.entropy_T), kExact);
     EXPECT_LT(RelativeError(own.dhidden_TD, testing::PaddedPart(whole.dhidden_TD, tp)), kExact);
     EXPECT_LT(RelativeError(dweight, whole.dweight_VD.slice(0, begin, end)), kExact);
-    const HeadOutput forward = HeadForward(testing::TestBackend(), {hidden, weight, inputs.targets_T()}, options);
-    EXPECT_TRUE(!rollouts.empty() || forward.log_prob_T.equal(own.output.log_prob_T)) << "chunks of the same rows";
+    const HeadOutput forward = HeadForward(testing::TestBackend(), input, options);
+    EXPECT_TRUE(forward.log_prob_T.equal(own.output.log_prob_T)) << "chunks of the same rows";
   });
 }
 
