@@ -20,6 +20,19 @@
 
 namespace stemma::server {
 
+namespace {
+
+template <typename... Reads>
+bool HoldsOneOf(const Event& event) {
+  return (std::holds_alternative<Reads>(event) || ...);
+}
+
+bool IsRead(const Event& event) {
+  return HoldsOneOf<GetServerInfoEvent, GetModelEvent, GetRequestEvent, ListRequestsEvent, ListCheckpointsEvent>(event);
+}
+
+}  // namespace
+
 Coordinator::Coordinator(CoordinatorOptions options, PlanFunction plan, std::unique_ptr<Storage> storage,
                          const Clock& clock, std::function<void(bool)> on_readiness)
     : clock_(clock),
@@ -68,10 +81,12 @@ CallId Coordinator::Call(std::shared_ptr<ClientCall> call, const std::function<E
   {
     MutexLock lock(&mutex_);
     stopped = stopped_;
-    if (!stopped && events_.size() < kEventsMax) {
-      const CallId id = next_id_++;
+    const CallId id = next_id_++;
+    Event event = make_event(id);
+    const bool reads = IsRead(event);
+    if (!stopped && (reads ? reads_.size() : events_.size()) < kEventsMax) {
       calls_[id] = std::move(call);
-      Post(make_event(id));
+      reads ? reads_.push_back({id, std::move(event)}) : Post(std::move(event));
       return id;
     }
   }
@@ -125,14 +140,31 @@ bool Coordinator::WaitDrained(absl::Duration timeout) {
   return mutex_.AwaitWithTimeout([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return drained_; }, timeout);
 }
 
+// Makes an event of the first read whose client is still there.
+void Coordinator::TakeRead() {
+  for (; events_.empty() && !reads_.empty(); reads_.pop_front()) {
+    if (calls_.contains(reads_.front().call)) Post(std::move(reads_.front().event));
+  }
+}
+
+// Returns when an event is there, or the deadline. False: stopped.
+bool Coordinator::AwaitEvent(absl::Time deadline) {
+  const auto awake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopped_ || !events_.empty() || !reads_.empty();
+  };
+  bool is_awake = true;
+  while (is_awake && !stopped_ && events_.empty()) {
+    is_awake = mutex_.AwaitWithTimeout(awake, deadline - SteadyNow(clock_));
+    TakeRead();
+  }
+  return !stopped_;
+}
+
 // False: stopped. A tick that leaves its deadline where it was lets one event pass: no deadline stops the events.
 bool Coordinator::NextEvent(Arrived& next) {
   const absl::Time deadline = state_.NextDeadline();
-  const absl::Duration wait = deadline - SteadyNow(clock_);
   MutexLock lock(&mutex_);
-  const auto awake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || !events_.empty(); };
-  mutex_.AwaitWithTimeout(awake, wait);
-  if (stopped_) return false;
+  if (!AwaitEvent(deadline)) return false;
   if (!events_.empty() && events_.front().answer != nullptr) {  // no deadline comes with it
     next = std::move(events_.front());
     events_.pop_front();

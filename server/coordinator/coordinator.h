@@ -70,7 +70,8 @@ class Coordinator {
   ~Coordinator();
 
   // Posts the event that `make_event` makes of the call's id. Once stopped answers it with DRAINING at once, with a
-  // full queue with QUEUE_FULL.
+  // full queue with QUEUE_FULL: kEventsMax of those that change something, and as many of those that only read, whose
+  // turn comes when no other event waits.
   CallId Call(std::shared_ptr<ClientCall> call, const std::function<Event(CallId)>& make_event);
   void CallGone(CallId call);
 
@@ -100,6 +101,10 @@ class Coordinator {
     Event event;
     std::function<void()> answer = nullptr;  // set: a question, and no event
   };
+  struct Read {
+    CallId call;
+    Event event;
+  };
   void Post(Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     events_.push_back({.at = SteadyNow(clock_), .event = std::move(event)});
   }
@@ -109,6 +114,8 @@ class Coordinator {
   absl::Status CheckPlace() const;  // before anything is written or removed in --data by its path
   void Run();
   bool NextEvent(Arrived& next);
+  bool AwaitEvent(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeRead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsOfClosedSession(const Event& event);
   // Looks where an export would go. Returns whether it is answered: its workers would write it, by the path of --data,
   // into another directory.
@@ -151,6 +158,8 @@ class Coordinator {
 
   Mutex mutex_;
   std::deque<Arrived> events_ ABSL_GUARDED_BY(mutex_);
+  // Calls that change nothing. Their turn comes where no event waits: however many ask, a step waits for one of them.
+  std::deque<Read> reads_ ABSL_GUARDED_BY(mutex_);
   std::map<SessionId, std::shared_ptr<WorkerLink>> links_ ABSL_GUARDED_BY(mutex_);
   std::map<CallId, std::shared_ptr<ClientCall>> calls_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,6 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kLockName[] = ".lock";
+constexpr mode_t kLockMode = 0600;  // whoever may read it could hold it, and keep the next server out
 constexpr size_t kHolderBytesMax = 256;
 constexpr int kHolderLooksMax = 100;
 constexpr absl::Duration kHolderLookEvery = absl::Milliseconds(20);
@@ -82,8 +84,9 @@ absl::StatusOr<DataDirectory> DataDirectory::Open(const std::string& path) {
   const int made = error ? error.value() : MakeFolders(data.string());
   if (made != 0) return absl::InvalidArgumentError(absl::StrCat("cannot be created: ", ErrorText(made)));
   if (!fs::is_directory(data, error)) return absl::InvalidArgumentError("is not a directory");
-  UniqueFd fd(open((data / kLockName).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644));
+  UniqueFd fd(open((data / kLockName).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, kLockMode));
   if (!fd.valid()) return absl::InvalidArgumentError(absl::StrCat("cannot be written: ", ErrorText(errno)));
+  fchmod(fd.get(), kLockMode);  // one that an earlier build made; it is another user's where that fails
   if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return absl::InvalidArgumentError(absl::StrCat("cannot be locked: ", ErrorText(errno)));
     return absl::InvalidArgumentError(

@@ -85,6 +85,7 @@ ServerOptions ServerOptionsOf(const ServerMainOptions& options, const std::strin
   result.ops_listen = options.ops_listen;
   result.metrics_listen = options.metrics_listen;
   result.worker_secret = options.worker_secret;
+  result.reflection = options.reflection;
   result.limits = options.config.limits();
   result.model = options.model;
   result.coordinator.epoch = storage->state().epoch() + 1;

@@ -40,7 +40,7 @@ struct Flags {
   double worker_lost_after_s = 10, worker_stalled_after_s = 300;
   std::optional<uint32_t> wave_suffixes, threads, prefix_block_rows;  // 0 overrides the file, too
   uint32_t drain_timeout_s = static_cast<uint32_t>(absl::ToInt64Seconds(kDrainWithin));
-  bool insecure = false, check_config = false, die_with_parent = false;
+  bool insecure = false, reflection = false, check_config = false, die_with_parent = false;
 };
 
 constexpr uint32_t kDrainTimeoutMaxS = 24 * 3600;
@@ -96,6 +96,10 @@ void AddListenFlags(CLI::App& app, Flags& flags) {
   app.add_option("--ops-listen", flags.ops_listen, "host:port for health checks")->capture_default_str();
   app.add_option("--metrics-listen", flags.metrics_listen,
                  "host:port where Prometheus reads /metrics, over HTTP (default: nowhere)");
+  app.add_flag("--insecure", flags.insecure, "allow plaintext beyond loopback");
+  app.add_flag(
+      "--reflection", flags.reflection,
+      "let clients ask what calls there are, as grpcurl does; each of these calls is a thread while it is open");
 }
 
 void AddFlags(CLI::App& app, Flags& flags) {
@@ -164,7 +168,6 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "after SIGTERM, SIGINT or SIGHUP, seconds for what runs to end its step, log-prob pass or export")
       ->check(Whole(0, kDrainTimeoutMaxS), "")
       ->capture_default_str();
-  app.add_flag("--insecure", flags.insecure, "allow plaintext beyond loopback");
   app.add_flag("--check-config", flags.check_config, "check configuration and model directory, then exit");
   app.add_flag("--die-with-parent", flags.die_with_parent, "end when the starting process ends");
 }
@@ -334,6 +337,7 @@ bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& e
     }
   }
   options.worker_secret = ReadSecret(flags, problems);
+  options.reflection = flags.reflection;
   CheckTimes(flags, problems);
   CheckFiles(flags, problems);
   PrepareData(flags, options, problems);

@@ -23,6 +23,7 @@ struct ServerMainOptions {
   HostPort listen, worker_listen, ops_listen;
   std::optional<HostPort> metrics_listen;
   std::string worker_secret;
+  bool reflection = false;
   std::optional<DataDirectory> data;  // held; none with check_config
   std::string ready_file;             // empty: none
   std::string resume;                 // auto, none, or a checkpoint's name: with what a new journal begins

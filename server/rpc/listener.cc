@@ -16,6 +16,7 @@ namespace stemma::server {
 namespace {
 
 constexpr int kHandshakeMs = 10'000;
+constexpr int kReflectionThreads = 32;  // gRPC answers reflection alone by threads
 
 // gRPC's plugins are the process's, not one server's; reflection is the only one that we link.
 class NoPlugins final : public grpc::ServerBuilderOption {
@@ -43,6 +44,7 @@ void SetArguments(const ListenerOptions& options, grpc::ServerBuilder& builder) 
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kPingsApartMsMin);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  if (options.idle_ms_max > 0) builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, options.idle_ms_max);
 }
 
 }  // namespace
@@ -53,6 +55,7 @@ absl::StatusOr<Listener> Listen(const ListenerOptions& options, const Clock& clo
   grpc::ServerBuilder builder;
   SetArguments(options, builder);
   if (!options.reflection) builder.SetOption(std::make_unique<NoPlugins>());
+  if (options.reflection) builder.SetResourceQuota(grpc::ResourceQuota("reflection").SetMaxThreads(kReflectionThreads));
   if (!options.health) builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
   HostPort address = options.address;
   Listener listener;

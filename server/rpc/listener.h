@@ -25,7 +25,8 @@ struct ListenerOptions {
   int message_bytes_max = 0;     // of one received message
   int streams_max = 0;           // calls at a time of one connection
   bool health = false;           // grpc.health.v1.Health
-  bool reflection = false;       // lists `service`
+  bool reflection = false;       // lists `service`; each open call of it is a thread
+  int idle_ms_max = 0;           // a connection without calls is closed after so long; 0: it stays
 };
 
 struct Listener {

@@ -29,6 +29,9 @@ constexpr uint64_t kClientStreamsAtLeast = 1024, kClientStreamsAtMost = 1 << 16;
 constexpr int kWorkerStreamsMax = 4, kOpsStreamsMax = 16;
 constexpr uint64_t kOpsConnectionsMax = 64;
 constexpr int kOpsMessageBytesMax = 64 << 10;
+// Where few connections are held, those without a call end, so that who opens them and says nothing keeps nobody out
+// for long. A worker's stream is a call for as long as it lasts.
+constexpr int kIdleMsMax = 10'000;
 
 // Returns how many calls of one connection are answered at a time. gRPC makes further ones wait until an earlier one
 // ends, and calls that wait for a request last as long as it does: with too few, a CancelRequest or a GetModel would
@@ -113,7 +116,8 @@ absl::Status Server::OpenListeners(const ServerOptions& options, uint32_t ranks)
                                          .own_max = kOpsConnectionsMax,
                                          .message_bytes_max = kOpsMessageBytesMax,
                                          .streams_max = kOpsStreamsMax,
-                                         .health = true},
+                                         .health = true,
+                                         .idle_ms_max = kIdleMsMax},
                                         clock_));
   ops_address_ = ops.address;
   {
@@ -126,7 +130,8 @@ absl::Status Server::OpenListeners(const ServerOptions& options, uint32_t ranks)
                                           .service = rpc_->worker.get(),
                                           .own_max = WorkerConnectionsMax(ranks),
                                           .message_bytes_max = kReceivedBytesMax,
-                                          .streams_max = kWorkerStreamsMax},
+                                          .streams_max = kWorkerStreamsMax,
+                                          .idle_ms_max = kIdleMsMax},
                                          clock_));
   worker_address_ = rpc_->workers.address;
   ASSIGN_OR_RETURN(rpc_->clients, Listen({.address = options.listen,
@@ -134,7 +139,7 @@ absl::Status Server::OpenListeners(const ServerOptions& options, uint32_t ranks)
                                           .connections_max = options.limits.connections(),
                                           .message_bytes_max = static_cast<int>(options.limits.message_bytes()),
                                           .streams_max = ClientStreamsMax(options.limits),
-                                          .reflection = true},
+                                          .reflection = options.reflection},
                                          clock_));
   address_ = rpc_->clients.address;
   return absl::OkStatus();

@@ -27,6 +27,7 @@ struct ServerOptions {
   HostPort listen, worker_listen, ops_listen;  // port 0: any
   std::optional<HostPort> metrics_listen;      // none: nobody reads metrics
   std::string worker_secret;
+  bool reflection = false;  // for clients
   v1::Limits limits;
   ModelConfig model;
   CoordinatorOptions coordinator;

@@ -4,17 +4,15 @@
 #include <variant>
 
 #include "glog/logging.h"
-#include "grpcpp/impl/codegen/proto_utils.h"
-#include "grpcpp/support/proto_buffer_writer.h"
 #include "server/rpc/grpc_status.h"
+#include "server/rpc/wire.h"
 
 namespace stemma::server {
 namespace {
 
-grpc::Status Encode(const google::protobuf::Message& message, grpc::ByteBuffer& bytes) {
-  bytes.Clear();
-  bool own = false;
-  return grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::Message>(message, &bytes, &own);
+void EncodeChunk(const v1::GroupResult& chunk, grpc::ByteBuffer& bytes) {
+  const grpc::Status encoded = Encode(chunk, bytes);
+  CHECK(encoded.ok()) << encoded.error_message();  // chunks are small (protocol/payload_chunks.h)
 }
 
 grpc::Status ClientLeft() { return grpc::Status(grpc::StatusCode::CANCELLED, "the client left"); }
@@ -70,8 +68,7 @@ LogProbCall::LogProbCall(Coordinator& coordinator, const RequestRules& rules, gr
                .finish = [this](const grpc::Status& status) { Finish(status); }}) {}
 
 void LogProbCall::Write(const v1::GroupResult& chunk) {
-  const grpc::Status encoded = Encode(chunk, chunk_);
-  CHECK(encoded.ok()) << encoded.error_message();  // chunks are small (protocol/payload_chunks.h)
+  EncodeChunk(chunk, chunk_);
   StartWrite(&chunk_);
 }
 
@@ -91,15 +88,25 @@ void LogProbCall::OnCancel() {
   stream_.Abandon(ClientLeft());
 }
 
-grpc::ServerWriteReactor<v1::GroupResult>* ReadResultsCall::Start(Coordinator& coordinator, uint64_t idle_ms,
-                                                                  grpc::CallbackServerContext* context,
-                                                                  const std::string& request_id) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* ReadResultsCall::Start(Coordinator& coordinator, uint64_t idle_ms,
+                                                                   grpc::CallbackServerContext* context,
+                                                                   const grpc::ByteBuffer& request) {
   auto call = std::make_shared<ReadResultsCall>(coordinator, idle_ms, context);
   call->self_ = call;
   call->stream_.Start(call);
-  grpc::ServerWriteReactor<v1::GroupResult>* reactor = call.get();
-  call->call_ = coordinator.Call(call, [&](CallId id) { return ReadResultsEvent{id, request_id}; });
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* reactor = call.get();
+  v1::ReadResultsRequest asked;
+  if (const absl::Status decoded = DecodeRequest(request, kQueryBytesMax, asked); !decoded.ok()) {
+    call->stream_.End(decoded);
+    return reactor;
+  }
+  call->call_ = coordinator.Call(call, [&](CallId id) { return ReadResultsEvent{id, asked.request_id()}; });
   return reactor;
+}
+
+void ReadResultsCall::Write(const v1::GroupResult& chunk) {
+  EncodeChunk(chunk, chunk_);
+  StartWrite(&chunk_);
 }
 
 void ReadResultsCall::OnCancel() {

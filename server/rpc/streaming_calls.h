@@ -63,16 +63,16 @@ class LogProbCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   std::shared_ptr<LogProbCall> self_;
 };
 
-class ReadResultsCall final : public grpc::ServerWriteReactor<v1::GroupResult>, public ClientCall {
+class ReadResultsCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public ClientCall {
  public:
   // `idle_ms`: limits.stream_idle_ms.
-  static grpc::ServerWriteReactor<v1::GroupResult>* Start(Coordinator& coordinator, uint64_t idle_ms,
-                                                          grpc::CallbackServerContext* context,
-                                                          const std::string& request_id);
+  static grpc::ServerWriteReactor<grpc::ByteBuffer>* Start(Coordinator& coordinator, uint64_t idle_ms,
+                                                           grpc::CallbackServerContext* context,
+                                                           const grpc::ByteBuffer& request);
   ReadResultsCall(Coordinator& coordinator, uint64_t idle_ms, grpc::CallbackServerContext* context)
       : coordinator_(coordinator),
         stream_(context, idle_ms,
-                {.write = [this](const v1::GroupResult* chunk) { StartWrite(chunk); },
+                {.write = [this](const v1::GroupResult* chunk) { Write(*chunk); },
                  .finish = [this](const grpc::Status& status) { Finish(status); }}) {}
 
   void OnWriteDone(bool ok) override { stream_.OnWriteDone(ok); }
@@ -82,8 +82,11 @@ class ReadResultsCall final : public grpc::ServerWriteReactor<v1::GroupResult>, 
   void OnReply(Reply reply) override { stream_.End(std::get<absl::Status>(reply)); }
 
  private:
+  void Write(const v1::GroupResult& chunk);
+
   Coordinator& coordinator_;
   std::atomic<CallId> call_ = 0;
+  grpc::ByteBuffer chunk_;  // that is being written
   ResultStream stream_;
   std::shared_ptr<ReadResultsCall> self_;
 };

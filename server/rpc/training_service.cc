@@ -1,6 +1,7 @@
 #include "server/rpc/training_service.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "common/admission/known_fields.h"
 #include "server/rpc/grpc_status.h"
@@ -24,17 +25,37 @@ grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext& context, const abs
   return reactor;
 }
 
+// A call as gRPC has it.
+struct RawCall {
+  grpc::CallbackServerContext& context;
+  const grpc::ByteBuffer& request;
+  grpc::ByteBuffer* response;
+  size_t bytes_max = kQueryBytesMax;
+};
+
+// Starts a call that only asks. `make_event`: (call, request).
+template <typename Request, typename Response, typename MakeEvent>
+grpc::ServerUnaryReactor* Query(Coordinator& coordinator, const RawCall& call, const MakeEvent& make_event) {
+  Request request;
+  if (const absl::Status decoded = DecodeRequest(call.request, call.bytes_max, request); !decoded.ok()) {
+    return Refuse(call.context, decoded);
+  }
+  return UnaryCall<Response>::Start(coordinator, call.response,
+                                    [&](CallId id) -> Event { return make_event(id, request); });
+}
+
+// Starts a call that changes something.
+template <typename Request, typename Response, typename MakeEvent>
+grpc::ServerUnaryReactor* Command(Coordinator& coordinator, const RawCall& call, const MakeEvent& make_event) {
+  Request request;
+  absl::Status valid = DecodeRequest(call.request, call.bytes_max, request);
+  if (valid.ok()) valid = CheckKnown(request);
+  if (!valid.ok()) return Refuse(call.context, valid);
+  return UnaryCall<Response>::Start(coordinator, call.response,
+                                    [&](CallId id) -> Event { return make_event(id, request); });
+}
+
 }  // namespace
-
-grpc::ServerUnaryReactor* TrainingServiceRpc::GetServerInfo(grpc::CallbackServerContext*,
-                                                            const v1::GetServerInfoRequest*, v1::ServerInfo* response) {
-  return UnaryCall<v1::ServerInfo>::Start(coordinator_, response, [](CallId call) { return GetServerInfoEvent{call}; });
-}
-
-grpc::ServerUnaryReactor* TrainingServiceRpc::GetModel(grpc::CallbackServerContext*, const v1::GetModelRequest*,
-                                                       v1::ModelInfo* response) {
-  return UnaryCall<v1::ModelInfo>::Start(coordinator_, response, [](CallId call) { return GetModelEvent{call}; });
-}
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* TrainingServiceRpc::UpdateActor(grpc::CallbackServerContext*,
                                                                            grpc::ByteBuffer* response) {
@@ -46,103 +67,116 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainingServiceRpc:
   return LogProbCall::Start(coordinator_, rules(), context);
 }
 
-grpc::ServerUnaryReactor* TrainingServiceRpc::GetRequest(grpc::CallbackServerContext*,
-                                                         const v1::GetRequestRequest* request,
-                                                         v1::RequestStatus* response) {
-  std::optional<absl::Duration> wait;
-  if (request->has_wait_ms()) wait = absl::Milliseconds(std::min<uint64_t>(request->wait_ms(), 1ull << 40));
-  return UnaryCall<v1::RequestStatus>::Start(coordinator_, response, [&](CallId call) {
-    return GetRequestEvent{call, request->request_id(), wait};
-  });
+grpc::ServerWriteReactor<grpc::ByteBuffer>* TrainingServiceRpc::ReadResults(grpc::CallbackServerContext* context,
+                                                                            const grpc::ByteBuffer* request) {
+  return ReadResultsCall::Start(coordinator_, limits_.stream_idle_ms(), context, *request);
 }
 
-grpc::ServerUnaryReactor* TrainingServiceRpc::ListRequests(grpc::CallbackServerContext*, const v1::ListRequestsRequest*,
-                                                           v1::ListRequestsResponse* response) {
-  return UnaryCall<v1::ListRequestsResponse>::Start(coordinator_, response,
-                                                    [](CallId call) { return ListRequestsEvent{call}; });
+grpc::ServerUnaryReactor* TrainingServiceRpc::GetRequest(grpc::CallbackServerContext* context,
+                                                         const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  return Query<v1::GetRequestRequest, v1::RequestStatus>(
+      coordinator_, {*context, *request, response}, [](CallId call, const v1::GetRequestRequest& asked) {
+        std::optional<absl::Duration> wait;
+        if (asked.has_wait_ms()) wait = absl::Milliseconds(std::min<uint64_t>(asked.wait_ms(), 1ull << 40));
+        return GetRequestEvent{call, asked.request_id(), wait};
+      });
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::GetServerInfo(grpc::CallbackServerContext* context,
+                                                            const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
+  return Query<v1::GetServerInfoRequest, v1::ServerInfo>(
+      coordinator_, {*context, *bytes, response},
+      [](CallId call, const v1::GetServerInfoRequest&) { return GetServerInfoEvent{call}; });
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::GetModel(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
+  return Query<v1::GetModelRequest, v1::ModelInfo>(
+      coordinator_, {*context, *bytes, response},
+      [](CallId call, const v1::GetModelRequest&) { return GetModelEvent{call}; });
+}
+
+grpc::ServerUnaryReactor* TrainingServiceRpc::ListRequests(grpc::CallbackServerContext* context,
+                                                           const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
+  return Query<v1::ListRequestsRequest, v1::ListRequestsResponse>(
+      coordinator_, {*context, *bytes, response},
+      [](CallId call, const v1::ListRequestsRequest&) { return ListRequestsEvent{call}; });
 }
 
 grpc::ServerUnaryReactor* TrainingServiceRpc::CancelRequest(grpc::CallbackServerContext* context,
-                                                            const v1::CancelRequestRequest* request,
-                                                            v1::RequestStatus* response) {
-  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
-  return UnaryCall<v1::RequestStatus>::Start(coordinator_, response, [&](CallId call) {
-    return CancelEvent{call, request->request_id()};
-  });
-}
-
-grpc::ServerWriteReactor<v1::GroupResult>* TrainingServiceRpc::ReadResults(grpc::CallbackServerContext* context,
-                                                                           const v1::ReadResultsRequest* request) {
-  return ReadResultsCall::Start(coordinator_, limits_.stream_idle_ms(), context, request->request_id());
+                                                            const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
+  return Command<v1::CancelRequestRequest, v1::RequestStatus>(coordinator_, {*context, *bytes, response},
+                                                              [](CallId call, const v1::CancelRequestRequest& request) {
+                                                                return CancelEvent{call, request.request_id()};
+                                                              });
 }
 
 grpc::ServerUnaryReactor* TrainingServiceRpc::ExportWeights(grpc::CallbackServerContext* context,
-                                                            const v1::ExportWeightsRequest* request,
-                                                            v1::ExportWeightsResponse* response) {
-  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
-  return UnaryCall<v1::ExportWeightsResponse>::Start(coordinator_, response, [&](CallId call) {
-    return ExportEvent{call, *request};
-  });
+                                                            const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
+  return Command<v1::ExportWeightsRequest, v1::ExportWeightsResponse>(
+      coordinator_, {*context, *bytes, response}, [](CallId call, const v1::ExportWeightsRequest& request) {
+        return ExportEvent{call, request};
+      });
 }
 
 grpc::ServerUnaryReactor* TrainingServiceRpc::DeleteExport(grpc::CallbackServerContext* context,
-                                                           const v1::DeleteExportRequest* request,
-                                                           v1::DeleteExportResponse* response) {
-  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
-  return UnaryCall<v1::DeleteExportResponse>::Start(coordinator_, response, [&](CallId call) {
-    return DeleteExportEvent{call, request->name()};
-  });
+                                                           const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
+  return Command<v1::DeleteExportRequest, v1::DeleteExportResponse>(
+      coordinator_, {*context, *bytes, response}, [](CallId call, const v1::DeleteExportRequest& request) {
+        return DeleteExportEvent{call, request.name()};
+      });
 }
 
 grpc::ServerUnaryReactor* TrainingServiceRpc::SaveCheckpoint(grpc::CallbackServerContext* context,
-                                                             const v1::SaveCheckpointRequest* request,
-                                                             v1::Checkpoint* response) {
-  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
-  return UnaryCall<v1::Checkpoint>::Start(coordinator_, response, [&](CallId call) {
-    return SaveCheckpointEvent{call, *request};
-  });
+                                                             const grpc::ByteBuffer* bytes,
+                                                             grpc::ByteBuffer* response) {
+  return Command<v1::SaveCheckpointRequest, v1::Checkpoint>(coordinator_, {*context, *bytes, response, kSaveBytesMax},
+                                                            [](CallId call, const v1::SaveCheckpointRequest& request) {
+                                                              return SaveCheckpointEvent{call, request};
+                                                            });
 }
 
 grpc::ServerUnaryReactor* TrainingServiceRpc::LoadCheckpoint(grpc::CallbackServerContext* context,
-                                                             const v1::LoadCheckpointRequest* request,
-                                                             v1::LoadCheckpointResponse* response) {
-  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
-  return UnaryCall<v1::LoadCheckpointResponse>::Start(coordinator_, response, [&](CallId call) {
-    return LoadCheckpointEvent{call, *request};
-  });
+                                                             const grpc::ByteBuffer* bytes,
+                                                             grpc::ByteBuffer* response) {
+  return Command<v1::LoadCheckpointRequest, v1::LoadCheckpointResponse>(
+      coordinator_, {*context, *bytes, response}, [](CallId call, const v1::LoadCheckpointRequest& request) {
+        return LoadCheckpointEvent{call, request};
+      });
 }
 
-grpc::ServerUnaryReactor* TrainingServiceRpc::ListCheckpoints(grpc::CallbackServerContext*,
-                                                              const v1::ListCheckpointsRequest*,
-                                                              v1::ListCheckpointsResponse* response) {
-  return UnaryCall<v1::ListCheckpointsResponse>::Start(coordinator_, response,
-                                                       [&](CallId call) { return ListCheckpointsEvent{call}; });
+grpc::ServerUnaryReactor* TrainingServiceRpc::ListCheckpoints(grpc::CallbackServerContext* context,
+                                                              const grpc::ByteBuffer* bytes,
+                                                              grpc::ByteBuffer* response) {
+  return Query<v1::ListCheckpointsRequest, v1::ListCheckpointsResponse>(
+      coordinator_, {*context, *bytes, response},
+      [](CallId call, const v1::ListCheckpointsRequest&) { return ListCheckpointsEvent{call}; });
 }
 
-grpc::ServerUnaryReactor* TrainingServiceRpc::VerifyCheckpoint(grpc::CallbackServerContext*,
-                                                               const v1::VerifyCheckpointRequest* request,
-                                                               v1::Checkpoint* response) {
-  return UnaryCall<v1::Checkpoint>::Start(coordinator_, response, [&](CallId call) {
-    return VerifyCheckpointEvent{call, request->name()};
-  });
+grpc::ServerUnaryReactor* TrainingServiceRpc::VerifyCheckpoint(grpc::CallbackServerContext* context,
+                                                               const grpc::ByteBuffer* bytes,
+                                                               grpc::ByteBuffer* response) {
+  return Query<v1::VerifyCheckpointRequest, v1::Checkpoint>(
+      coordinator_, {*context, *bytes, response}, [](CallId call, const v1::VerifyCheckpointRequest& request) {
+        return VerifyCheckpointEvent{call, request.name()};
+      });
 }
 
 grpc::ServerUnaryReactor* TrainingServiceRpc::PinCheckpoint(grpc::CallbackServerContext* context,
-                                                            const v1::PinCheckpointRequest* request,
-                                                            v1::Checkpoint* response) {
-  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
-  return UnaryCall<v1::Checkpoint>::Start(coordinator_, response, [&](CallId call) {
-    return PinCheckpointEvent{call, request->name(), request->pinned()};
-  });
+                                                            const grpc::ByteBuffer* bytes, grpc::ByteBuffer* response) {
+  return Command<v1::PinCheckpointRequest, v1::Checkpoint>(
+      coordinator_, {*context, *bytes, response}, [](CallId call, const v1::PinCheckpointRequest& request) {
+        return PinCheckpointEvent{call, request.name(), request.pinned()};
+      });
 }
 
 grpc::ServerUnaryReactor* TrainingServiceRpc::DeleteCheckpoint(grpc::CallbackServerContext* context,
-                                                               const v1::DeleteCheckpointRequest* request,
-                                                               v1::DeleteCheckpointResponse* response) {
-  if (const absl::Status known = CheckKnown(*request); !known.ok()) return Refuse(*context, known);
-  return UnaryCall<v1::DeleteCheckpointResponse>::Start(coordinator_, response, [&](CallId call) {
-    return DeleteCheckpointEvent{call, request->name()};
-  });
+                                                               const grpc::ByteBuffer* bytes,
+                                                               grpc::ByteBuffer* response) {
+  return Command<v1::DeleteCheckpointRequest, v1::DeleteCheckpointResponse>(
+      coordinator_, {*context, *bytes, response}, [](CallId call, const v1::DeleteCheckpointRequest& request) {
+        return DeleteCheckpointEvent{call, request.name()};
+      });
 }
 
 }  // namespace stemma::server

@@ -14,13 +14,14 @@
 #include "grpcpp/support/server_callback.h"
 #include "server/coordinator/coordinator.h"
 #include "server/rpc/grpc_status.h"
+#include "server/rpc/wire.h"
 
 namespace stemma::server {
 
 template <typename Response>
 class UnaryCall final : public grpc::ServerUnaryReactor, public ClientCall {
  public:
-  static grpc::ServerUnaryReactor* Start(Coordinator& coordinator, Response* response,
+  static grpc::ServerUnaryReactor* Start(Coordinator& coordinator, grpc::ByteBuffer* response,
                                          const std::function<Event(CallId)>& make_event) {
     auto call = std::make_shared<UnaryCall>(coordinator, response);
     call->self_ = call;
@@ -29,14 +30,13 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public ClientCall {
     return reactor;
   }
 
-  UnaryCall(Coordinator& coordinator, Response* response) : coordinator_(coordinator), response_(response) {}
+  UnaryCall(Coordinator& coordinator, grpc::ByteBuffer* response) : coordinator_(coordinator), response_(response) {}
 
   void OnChunk(std::shared_ptr<const v1::GroupResult>) override { LOG(FATAL) << "a unary call has no chunks"; }
   void OnReply(Reply reply) override {
     if (finished_.exchange(true)) return;
     if (const auto* status = std::get_if<absl::Status>(&reply)) return Finish(ToGrpcStatus(*status));
-    *response_ = std::move(std::get<Response>(reply));
-    Finish(grpc::Status::OK);
+    Finish(Encode(std::get<Response>(reply), *response_));
   }
 
   void OnCancel() override {
@@ -47,7 +47,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public ClientCall {
 
  private:
   Coordinator& coordinator_;
-  Response* const response_;
+  grpc::ByteBuffer* const response_;
   std::atomic<CallId> call_ = 0;
   std::atomic<bool> finished_ = false;
   std::shared_ptr<UnaryCall> self_;

@@ -1,11 +1,13 @@
 #include "server/rpc/worker_service.h"
 
 #include <iterator>
+#include <optional>
+#include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
-#include "common/base/worker_secret.h"
+#include "common/base/steady_time.h"
+#include "common/base/worker_proof.h"
 #include "glog/logging.h"
 #include "server/rpc/grpc_status.h"
 
@@ -14,13 +16,19 @@ namespace {
 
 using Reactor = grpc::ServerBidiReactor<internal::v1::WorkerMessage, internal::v1::ServerMessage>;
 
-constexpr char kSecretKey[] = "authorization";
-constexpr char kSecretPrefix[] = "Bearer ";
+// Returns what a stream was opened with; nullopt: not that, or several of it.
+std::optional<std::string> MetadataOf(const grpc::CallbackServerContext& context, const char* key) {
+  const auto [first, last] = context.client_metadata().equal_range(key);
+  if (first == last || std::next(first) != last) return std::nullopt;
+  return std::string(first->second.data(), first->second.size());
+}
 
-bool SendsSecret(const grpc::CallbackServerContext& context) { return context.client_metadata().count(kSecretKey) > 0; }
+bool SendsNonce(const grpc::CallbackServerContext& context) {
+  return context.client_metadata().count(kNonceMetadata) > 0;
+}
 
 // Ends a stream before anything of it is read. Says so when it is over: not before is it known whether the stream sent
-// no secret, or its connection was cut in the middle of its headers, which gRPC then takes for all of them.
+// no nonce, or its connection was cut in the middle of its headers, which gRPC then takes for all of them.
 class RefusedSession final : public Reactor {
  public:
   RefusedSession(const grpc::CallbackServerContext& context, const absl::Status& why, LogLimit& limit)
@@ -34,8 +42,8 @@ class RefusedSession final : public Reactor {
 
  private:
   void Say(const std::string& left_out) const {
-    if (context_.IsCancelled() && !SendsSecret(context_)) {
-      LOG(INFO) << "a worker's stream from " << context_.peer() << " ended before its secret came" << left_out;
+    if (context_.IsCancelled() && !SendsNonce(context_)) {
+      LOG(INFO) << "a worker's stream from " << context_.peer() << " ended before its proof came" << left_out;
     } else {
       LOG(WARNING) << "a worker's stream from " << context_.peer() << " is refused: " << why_.message() << left_out;
     }
@@ -46,21 +54,31 @@ class RefusedSession final : public Reactor {
   LogLimit& limit_;  // the service's, which outlives its streams
 };
 
-// OK, or what is wrong with how the stream was opened.
-absl::Status CheckSecret(const grpc::CallbackServerContext& context, const std::string& secret) {
-  const auto [first, last] = context.client_metadata().equal_range(kSecretKey);
-  if (first == last) return absl::UnauthenticatedError("a worker's stream needs the secret, and this one sends none");
-  const std::string expected = absl::StrCat(kSecretPrefix, secret);
-  if (std::next(first) == last && SameSecret({first->second.data(), first->second.size()}, expected)) {
-    return absl::OkStatus();
+// Ends a stream that asked for the server's proof.
+class AnsweredSession final : public Reactor {
+ public:
+  AnsweredSession(grpc::CallbackServerContext& context, const WorkerChallenges::Challenge& challenge) {
+    context.AddTrailingMetadata(kNonceMetadata, challenge.nonce);
+    context.AddTrailingMetadata(kProofMetadata, challenge.proof);
+    Finish(ToGrpcStatus(absl::UnauthenticatedError("prove that you have the workers' secret")));
   }
-  return absl::UnauthenticatedError("the worker's secret is not the server's");
-}
+  void OnDone() override { delete this; }
+};
 
 }  // namespace
 
 Reactor* WorkerServiceRpc::Session(grpc::CallbackServerContext* context) {
-  if (const absl::Status status = CheckSecret(*context, secret_); !status.ok()) {
+  const std::optional<std::string> nonce = MetadataOf(*context, kNonceMetadata);
+  if (!nonce || !IsNonce(*nonce)) {
+    const absl::Status why = absl::UnauthenticatedError("a worker's stream needs a nonce, and this one sends none");
+    return new RefusedSession(*context, why, refusals_);
+  }
+  const absl::Time now = SteadyNow(RealClock());
+  if (context->client_metadata().count(kProofMetadata) == 0) {
+    return new AnsweredSession(*context, challenges_.Make(*nonce, now));
+  }
+  const std::string proof = MetadataOf(*context, kProofMetadata).value_or("");
+  if (const absl::Status status = challenges_.Take(*nonce, proof, now); !status.ok()) {
     return new RefusedSession(*context, status, refusals_);
   }
   return WorkerSession::Start(coordinator_);

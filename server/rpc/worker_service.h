@@ -1,7 +1,8 @@
 // WorkerService: one stream per worker, its messages to the coordinator, the coordinator's to it.
 //
-// A stream opens with the secret in its metadata (authorization: Bearer SECRET). Without it nothing is read: the stream
-// ends with UNAUTHENTICATED, and a line in the log names the peer.
+// A stream opens with a proof of the secret in its metadata, for which its worker has asked before, and heard the
+// server's own (common/base/worker_proof.h). Without it nothing is read: the stream ends with UNAUTHENTICATED, and a
+// line in the log names the peer.
 //
 // What is sent waits in a queue; a payload in it is cut into chunks one at a time, as the stream takes them, so that it
 // exists once.
@@ -18,6 +19,7 @@
 #include "common/base/mutex.h"
 #include "server/coordinator/coordinator.h"
 #include "server/protocol/payload_chunks.h"
+#include "server/rpc/worker_challenges.h"
 #include "stemma/internal/v1/worker.grpc.pb.h"
 
 namespace stemma::server {
@@ -25,14 +27,14 @@ namespace stemma::server {
 class WorkerServiceRpc final : public internal::v1::WorkerService::CallbackService {
  public:
   WorkerServiceRpc(Coordinator& coordinator, std::string secret)
-      : coordinator_(coordinator), secret_(std::move(secret)) {}
+      : coordinator_(coordinator), challenges_(std::move(secret)) {}
 
   grpc::ServerBidiReactor<internal::v1::WorkerMessage, internal::v1::ServerMessage>* Session(
       grpc::CallbackServerContext* context) override;
 
  private:
   Coordinator& coordinator_;
-  const std::string secret_;
+  WorkerChallenges challenges_;
   LogLimit refusals_ = LogLimit(20);
 };
 

@@ -82,7 +82,7 @@ absl::Status CheckSave(const CheckpointManifest& manifest, const std::string& cl
 absl::Status AddClientState(const std::string& path, const std::string& client_state, CheckpointManifest& manifest) {
   if (client_state.empty()) return absl::OkStatus();
   const std::string file(kClientStateFile);
-  absl::StatusOr<FileWriter> writer = FileWriter::Create(absl::StrCat(path, "/", file));
+  absl::StatusOr<FileWriter> writer = FileWriter::Create(absl::StrCat(path, "/", file), 0600);
   if (absl::IsAlreadyExists(writer.status())) {
     return CorruptCheckpoint(path, absl::StrCat(file, ": is there already; no rank may write it"));
   }

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from e2e.errors.good_request import Request, group, refusal
-from e2e.errors.played_worker import PlayedWorker
+from e2e.errors.played_worker import PlayedWorker, ask_for_proof, proof_of
 from e2e.errors.server import MODEL, Cluster, start, wait_for
 from e2e.own_loopback import channel_to
 from stemma import _proto
@@ -27,7 +27,7 @@ HUGE = "x" * (1 << 20)
 
 @pytest.fixture(scope="module")
 def cluster():
-    with Cluster(config=LIMITS, worker=False) as running:
+    with Cluster(config=LIMITS, worker=False, flags=("--reflection",)) as running:
         yield running
 
 
@@ -59,15 +59,25 @@ def end_of(worker):
         return worker.end()
 
 
+NONCE = "stemma-nonce"
+PROOF = "stemma-proof"
+
+
 @pytest.mark.parametrize("metadata", [
-    [], [("authorization", "")], [("authorization", "Bearer ")], [("authorization", "Bearer " + "0" * 64)],
-    [("x-secret", "{secret}")], [("authorization", "{secret}")], [("authorization", "Bearer {secret}0")],
-    [("authorization", "Bearer {short}")], [("authorization", "bearer {secret}")],
-    [("authorization", "Bearer {secret}"), ("authorization", "Bearer {secret}")],
-], ids=range(10))
+    [], [("authorization", "Bearer {secret}")], [(PROOF, "{proof}")], [(NONCE, ""), (PROOF, "{proof}")],
+    [(NONCE, "{nonce}"), (PROOF, "")], [(NONCE, "{nonce}"), (PROOF, "{secret}")], [(NONCE, "{nonce}"), (PROOF, "{proof}0")],
+    [(NONCE, "{nonce}"), (PROOF, "{wrong}")], [(NONCE, "{nonce}"), (PROOF, "{servers}")],
+    [(NONCE, "{nonce}"), (PROOF, "{proof}"), (PROOF, "{proof}")], [(NONCE, "{nonce}"), (NONCE, "{nonce}"), (PROOF, "{proof}")],
+    [(NONCE, "{own}"), (PROOF, "{of_own}")], [(NONCE, "{nonce}x"), (PROOF, "{proof}")],
+], ids=range(13))
 def test_a2_without_the_secret_nobody_is_a_worker_and_the_log_names_the_peer(cluster, metadata):
     secret = cluster.secret_file.read_text().strip()
-    metadata = [(key, value.format(secret=secret, short=secret[:-1])) for key, value in metadata]
+    own = "0" * 64
+    with channel_to(cluster.worker_address) as channel:
+        nonce, servers = ask_for_proof(channel, own, secret)
+    values = {"secret": secret, "nonce": nonce, "servers": servers, "own": own, "proof": proof_of(secret, "worker", nonce),
+              "wrong": proof_of(secret[:-1], "worker", nonce), "of_own": proof_of(secret, "worker", own)}
+    metadata = [(key, value.format(**values)) for key, value in metadata]
     before = cluster.said().count("is refused: ")
     worker = PlayedWorker(cluster, metadata=metadata)
     worker.register()
@@ -91,7 +101,7 @@ def test_a2_a_connection_that_is_cut_in_its_headers_is_none_without_the_secret(c
     block = b"".join(header(*field) for field in [
         (":method", "POST"), (":scheme", "http"), (":path", "/stemma.internal.v1.WorkerService/Session"),
         (":authority", "server"), ("te", "trailers"), ("content-type", "application/grpc")])
-    rest = len(header("authorization", "Bearer " + "0" * 64))
+    rest = len(header("stemma-nonce", "0" * 64))
     headers = frame(1, 4, 1, block + bytes(rest))[:-rest]
     before = cluster.said()
     host, port = cluster.worker_address.split(":")
@@ -100,13 +110,13 @@ def test_a2_a_connection_that_is_cut_in_its_headers_is_none_without_the_secret(c
         connection.shutdown(socket.SHUT_WR)
         while connection.recv(4096):
             pass
-    said = wait_for(lambda: "ended before its secret came" in cluster.said() and cluster.said(), "the line in the log")[len(before):]
+    said = wait_for(lambda: "ended before its proof came" in cluster.said() and cluster.said(), "the line in the log")[len(before):]
     assert " INFO " in said and " WARNING " not in said, said
 
 
 def test_a2_each_listener_answers_its_own_service_only(cluster):
-    assert end_of(PlayedWorker(cluster, address=cluster.address))[0] == grpc.StatusCode.UNIMPLEMENTED
-    assert end_of(PlayedWorker(cluster, address=cluster.ops_address))[0] == grpc.StatusCode.UNIMPLEMENTED
+    assert end_of(PlayedWorker(cluster, address=cluster.address, metadata=[]))[0] == grpc.StatusCode.UNIMPLEMENTED
+    assert end_of(PlayedWorker(cluster, address=cluster.ops_address, metadata=[]))[0] == grpc.StatusCode.UNIMPLEMENTED
     info, health, reflect = ("/stemma.v1.TrainingService/GetServerInfo", "/grpc.health.v1.Health/Check",
                              "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
     for address, methods in ((cluster.worker_address, (info, health, reflect)), (cluster.ops_address, (info, reflect)),

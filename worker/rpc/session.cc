@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -16,6 +17,8 @@
 #include "common/base/message_sizes.h"
 #include "common/base/mutex.h"
 #include "common/base/system_memory.h"
+#include "common/base/worker_proof.h"
+#include "common/base/worker_secret.h"
 #include "common/base/worker_version.h"
 #include "glog/logging.h"
 #include "grpc/support/log.h"
@@ -35,6 +38,7 @@ using Stream = grpc::ClientReaderWriter<WorkerMessage, ServerMessage>;
 constexpr absl::Duration kHeartbeatEvery = absl::Seconds(1);
 constexpr absl::Duration kEngineStopsWithin = absl::Seconds(2);
 constexpr absl::Duration kServerClosesWithin = absl::Seconds(2);
+constexpr int kProvesWithinMs = 20'000;
 constexpr int kRedialMsMin = 200, kRedialMsMax = 2'000;
 constexpr int kHandshakeMsMax = 10'000;  // a server that is busy greets late; gRPC reads it as MIN_RECONNECT_BACKOFF
 constexpr int kFirstWaitMs = 1'000;      // shorter waits for the server are not worth a line
@@ -249,12 +253,39 @@ absl::Status EndOf(const std::string& server, const Heard& heard, const grpc::St
       "the stream to ", server, " ended: ", status.ok() ? "the server closed it" : status.error_message()));
 }
 
+std::string ValueOf(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata, const char* key) {
+  const auto found = metadata.find(key);
+  return found == metadata.end() ? "" : std::string(found->second.data(), found->second.size());
+}
+
+// Asks for the server's proof that it has the workers' secret. Returns the nonce of which it wants this worker's.
+// Errors: ResourceExhausted - whoever answers does not have it; and those of EndOf.
+absl::StatusOr<std::string> AskForProof(const std::shared_ptr<grpc::Channel>& channel, const std::string& server,
+                                        const std::string& secret) {
+  const std::string nonce = NewNonce();
+  grpc::ClientContext context;
+  context.set_deadline(gpr_time_from_millis(kProvesWithinMs, GPR_TIMESPAN));
+  context.AddMetadata(kNonceMetadata, nonce);
+  const auto stub = internal::v1::WorkerService::NewStub(channel);
+  const grpc::Status status = stub->Session(&context)->Finish();
+  if (status.error_code() != grpc::StatusCode::UNAUTHENTICATED) return EndOf(server, {}, status);
+  const std::string server_nonce = ValueOf(context.GetServerTrailingMetadata(), kNonceMetadata);
+  const std::string proof = ValueOf(context.GetServerTrailingMetadata(), kProofMetadata);
+  if (IsNonce(server_nonce) && SameSecret(proof, ServerProof(secret, nonce, server_nonce))) return server_nonce;
+  return absl::ResourceExhaustedError(
+      absl::StrCat(server,
+                   " refused: it has not this worker's secret: give both one secret, or find out who has the "
+                   "server's port"));
+}
+
 // One stream and all that lives with it. Destroyed from the last member up: the engine's thread uses the others.
 struct Session {
   explicit Session(std::shared_ptr<grpc::Channel> dialled) : channel(std::move(dialled)) {}
 
-  void Open(const std::string& secret) {
-    context.AddMetadata("authorization", absl::StrCat("Bearer ", secret));
+  // `server_nonce`: of AskForProof.
+  void Open(const std::string& secret, const std::string& server_nonce) {
+    context.AddMetadata(kNonceMetadata, server_nonce);
+    context.AddMetadata(kProofMetadata, WorkerProof(secret, server_nonce));
     stub = internal::v1::WorkerService::NewStub(channel);
     stream = stub->Session(&context);
     writer.emplace(*stream);
@@ -277,7 +308,9 @@ SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
   WaitForServerAndAddress(*session->channel, options);
   const std::string address = OwnAddress(options);
   LOG(INFO) << "registers at " << options.server << " as " << options.incarnation;
-  session->Open(options.secret);
+  const absl::StatusOr<std::string> nonce = AskForProof(session->channel, options.server, options.secret);
+  if (!nonce.ok()) return {.status = nonce.status()};
+  session->Open(options.secret, *nonce);
   session->writer->Send(RegisterMessage(options, address));
   session->engine = std::make_unique<EngineThread>(
       WorkerIdentity{options.incarnation, address}, std::move(factory),

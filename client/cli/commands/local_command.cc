@@ -34,6 +34,11 @@ void PassToServer(CLI::App* command, LocalOptions* options, const std::string& n
       ->type_name(type);
 }
 
+void PassFlagToServer(CLI::App* command, LocalOptions* options, const std::string& name, const std::string& help) {
+  command->add_flag_callback(
+      name, [options, name] { options->server_flags.push_back(name); }, help);
+}
+
 // An option of the log: of this process, of the server and of the workers.
 template <typename Value>
 struct LogOption {
@@ -195,9 +200,8 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
   command->add_option("--ready-file", options->ready_file, "Write the address there, one line, once it serves")
       ->type_name("FILE");
   command->add_flag("--die-with-parent", options->die_with_parent, "Stop when the process that started this one ends");
-  command->add_flag_callback(
-      "--insecure", [options] { options->server_flags.push_back("--insecure"); },
-      "Allow --listen beyond loopback, in plain text");
+  PassFlagToServer(command, options.get(), "--insecure", "Allow --listen beyond loopback, in plain text");
+  PassFlagToServer(command, options.get(), "--reflection", "Let clients ask what calls there are, as grpcurl does");
   SetExamples(command,
               "  stemma local --model tiny --dtype fp32 --listen 127.0.0.1:7070\n"
               "  stemma local --config run.yaml --schedule dense --data out\n"

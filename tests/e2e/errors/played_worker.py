@@ -1,7 +1,10 @@
 """A worker that the test plays: the real stream with the real messages, honest or not."""
 
+import hashlib
+import hmac
 import pathlib
 import queue
+import secrets
 import subprocess
 import tempfile
 import threading
@@ -39,17 +42,39 @@ WorkerMessage = message_class("stemma.internal.v1.WorkerMessage")
 ServerMessage = message_class("stemma.internal.v1.ServerMessage")
 
 
+def proof_of(secret, *words):
+    """A proof of the workers' secret: of "server" and both nonces, or of "worker" and the server's."""
+    return hmac.new(secret.encode(), " ".join(words).encode(), hashlib.sha256).hexdigest()
+
+
+def ask_for_proof(channel, nonce, secret=None):
+    """Asks a server for its nonce and proof; with `secret` the proof must be right."""
+    call = channel.stream_stream(SESSION, request_serializer=WorkerMessage.SerializeToString,
+                                 response_deserializer=ServerMessage.FromString)(iter(()), metadata=[("stemma-nonce", nonce)])
+    assert call.code() == grpc.StatusCode.UNAUTHENTICATED, call.details()
+    said = dict(call.trailing_metadata())
+    if secret is not None:
+        assert said["stemma-proof"] == proof_of(secret, "server", nonce, said["stemma-nonce"])
+    return said["stemma-nonce"], said["stemma-proof"]
+
+
+def proven(channel, secret):
+    """The metadata that a stream of an honest worker is opened with."""
+    nonce, _ = ask_for_proof(channel, secrets.token_hex(32), secret)
+    return [("stemma-nonce", nonce), ("stemma-proof", proof_of(secret, "worker", nonce))]
+
+
 class PlayedWorker:
-    """One session. `metadata`: what it opens the stream with, by default the secret of the cluster."""
+    """One session. `metadata`: what it opens the stream with, by default a proof of the cluster's secret."""
 
     def __init__(self, cluster, address=None, metadata=None):
-        if metadata is None:
-            metadata = [("authorization", "Bearer " + cluster.secret_file.read_text().strip())]
         self._cluster = cluster
         self._outgoing = queue.SimpleQueue()
         self._incoming = queue.SimpleQueue()
         self._channel = channel_to(address or cluster.worker_address,
                                    options=[("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)])
+        if metadata is None:
+            metadata = proven(self._channel, cluster.secret_file.read_text().strip())
         call = self._channel.stream_stream(SESSION, request_serializer=WorkerMessage.SerializeToString,
                                            response_deserializer=ServerMessage.FromString)
         self._call = call(iter(self._outgoing.get, None), metadata=metadata)
