@@ -43,7 +43,7 @@ WeightsBase ChooseOfSound(const JournalState& state, const std::vector<const Kno
   for (const KnownCheckpoint* known : sound) {
     if (whole(known->step())) return {known->name(), known->step()};
   }
-  if (sound.empty() || whole(0)) return {};
+  if (sound.empty() || (whole(0) && !state.begins_with_checkpoint())) return {};
   return {sound.front()->name(), sound.front()->step()};
 }
 
@@ -121,10 +121,13 @@ const std::string* DigestIn(const KnownCheckpoint& checkpoint, const std::string
 }
 
 const KnownCheckpoint* MissedCheckpoint(const JournalState& state, const WeightsBase& base, bool replays) {
-  if (base.step > 0 || !GivesUpSteps(state, base, state.step(), replays)) return nullptr;
+  // The directory's weights are not the lineage's, however few steps it has made.
+  const bool begins_elsewhere = base.checkpoint.empty() && state.begins_with_checkpoint();
+  if (!begins_elsewhere && (base.step > 0 || !GivesUpSteps(state, base, state.step(), replays))) return nullptr;
   const KnownCheckpoint* missed = nullptr;
   for (const KnownCheckpoint& known : state.checkpoints()) {
-    const bool led_to = known.lineage() == state.lineage() && known.step() > 0;  // and damaged, or it were the base
+    const bool led_to = known.lineage() == state.lineage() &&  // and damaged, or it were the base
+                        (known.step() > 0 || begins_elsewhere);
     if (led_to && (missed == nullptr || known.step() >= missed->step())) missed = &known;
   }
   return missed;

@@ -65,7 +65,9 @@ std::string FurthestOfNewestLineage(std::span<const internal::v1::KnownCheckpoin
 const std::string* DigestIn(const internal::v1::KnownCheckpoint& checkpoint, const std::string& dtype);
 
 // Returns the newest of the checkpoints that the lineage's steps led to, where none of them can be read and a recovery
-// would give all steps up: it would begin with the model directory, or with a checkpoint of step 0. Else null.
+// would give all steps up: it would begin with the model directory, or with a checkpoint of step 0. Of a lineage that
+// began with a checkpoint of step 0 it is that one where none is left, for the directory may hold other weights. Else
+// null.
 const internal::v1::KnownCheckpoint* MissedCheckpoint(const internal::v1::JournalState& state, const WeightsBase& base,
                                                       bool replays);
 

@@ -98,6 +98,7 @@ void LoseRequests(const internal::v1::LostWeights& lost, const std::string& next
 // The checkpoint, and those that led to it, are the new lineage's.
 absl::Status BeginWith(const std::string& checkpoint, uint64_t step, const std::string& lineage, JournalState& state) {
   state.set_step(step);
+  state.set_begins_with_checkpoint(!checkpoint.empty() && step == 0);
   if (checkpoint.empty()) {
     state.clear_model_digest();
     state.clear_model_dtype();

@@ -82,8 +82,9 @@ absl::Status CheckNoneMissed(const CoordinatorParts& parts, const WeightsBase& b
   return MakeError(
       Reason::kCorruptCheckpoint,
       absl::StrCat("no checkpoint of lineage ", parts.lineage.name(), " can be read, as ", missed->name(), " (",
-                   missed->damage(), "), and without one its ", parts.lineage.step(),
-                   " steps are lost. Nothing was changed: put the files back, or mount their folder, and start the "
+                   missed->damage(), "), and without one its ",
+                   parts.lineage.step() > 0 ? absl::StrCat(parts.lineage.step(), " steps") : "weights",
+                   " are lost. Nothing was changed: put the files back, or mount their folder, and start the "
                    "server again; or load another checkpoint; to begin anew, give the server another --data"));
 }
 

@@ -44,14 +44,14 @@ void TakeFound(const CoordinatorParts& parts, internal::v1::KnownCheckpoint foun
   parts.history.TakeCheckpoint(std::move(found));
 }
 
-// Tells whether none of the lineage's checkpoints is there, though its steps would be lost without one: they stay
-// known, so that somebody can put them back.
+// Tells whether none of the lineage's checkpoints is there, though its steps, or the weights that it began with, would
+// be lost without one: they stay known, so that somebody can put them back.
 bool MissesItsOwn(const CoordinatorParts& parts, const std::set<std::string>& found) {
   const internal::v1::JournalState& state = parts.history.state();
   const bool any = std::any_of(state.checkpoints().begin(), state.checkpoints().end(), [&](const auto& known) {
     return known.lineage() == state.lineage() && found.contains(known.name());
   });
-  return !any && GivesUpSteps(state, {}, state.step(), parts.history.replays());
+  return !any && (state.begins_with_checkpoint() || GivesUpSteps(state, {}, state.step(), parts.history.replays()));
 }
 
 // Says which steps go with the checkpoints that are not there any more. `before`: what recovery began with, had they

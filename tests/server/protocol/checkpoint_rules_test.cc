@@ -62,6 +62,61 @@ TEST(MissedCheckpointTest, TheLastOneOfTheFurthestStepIsNamed) {
   EXPECT_EQ(missed->name(), "b");
 }
 
+// A lineage that began with a checkpoint of step 0, in a data directory whose --model may be any other.
+class BeginsWithCheckpointTest : public ::testing::Test {
+ protected:
+  BeginsWithCheckpointTest() {
+    state_.set_lineage("L");
+    state_.set_begins_with_checkpoint(true);
+    *state_.add_checkpoints() = Known("start", "L", 0, 1);
+  }
+  void Keep(uint64_t steps) {
+    state_.set_step(steps);
+    for (uint64_t step = 1; step <= steps; ++step) {
+      internal::v1::KeptStep& kept = *state_.add_kept()->add_steps();
+      kept.mutable_decision()->set_step(step);
+      kept.mutable_decision()->set_outcome(v1::StepResult::APPLIED);
+    }
+  }
+  void Damage(int checkpoint) { state_.mutable_checkpoints(checkpoint)->set_damage("x"); }
+  std::string Base(bool replays) const { return ChooseBase(state_, replays).checkpoint; }
+  std::string Missed(bool replays) const {
+    const internal::v1::KnownCheckpoint* missed = MissedCheckpoint(state_, ChooseBase(state_, replays), replays);
+    return missed == nullptr ? "" : missed->name();
+  }
+
+  internal::v1::JournalState state_;
+};
+
+TEST_F(BeginsWithCheckpointTest, GoesBackToIt) {
+  for (const uint64_t steps : {0, 3}) {
+    state_.clear_kept();
+    Keep(steps);
+    EXPECT_EQ(Base(/*replays=*/true), "start");
+    EXPECT_EQ(Missed(/*replays=*/true), "");
+  }
+}
+
+TEST_F(BeginsWithCheckpointTest, MissesItWhereItIsDamagedAndNeverBeginsWithTheDirectory) {
+  Damage(0);
+  for (const uint64_t steps : {0, 3}) {
+    state_.clear_kept();
+    Keep(steps);
+    for (const bool replays : {true, false}) {
+      EXPECT_EQ(Missed(replays), "start") << steps << " steps, all of them kept";
+    }
+  }
+  state_.set_begins_with_checkpoint(false);
+  EXPECT_EQ(Missed(/*replays=*/true), "") << "control: the directory has the weights of step 0";
+}
+
+TEST_F(BeginsWithCheckpointTest, MissesALaterOneWhereTheFirstIsGone) {
+  *state_.mutable_checkpoints(0) = Known("later", "L", 3, 1);
+  Keep(4);
+  Damage(0);
+  EXPECT_EQ(Missed(/*replays=*/true), "later");
+}
+
 TEST(AutomaticNameTest, TheSecondOfAStepHasTheNumberTwo) {
   std::set<std::string> names;
   const auto taken = [&](const std::string& name) { return names.contains(name); };

@@ -32,6 +32,35 @@ TEST(JournalFoldTest, ASnapshotThatIsHandedOverIsNotCopied) {
   EXPECT_EQ(state.lineage(), "L-1");
 }
 
+// What a model directory holds is not what a lineage began with that began with a checkpoint of step 0.
+TEST(JournalFoldTest, WhatStepZeroIsIsNoted) {
+  JournalState state;
+  JournalRow begun;
+  for (const auto& [name, step] : {std::pair("start", 0), std::pair("later", 3)}) {
+    internal::v1::KnownCheckpoint& known = *state.add_checkpoints();
+    known.set_name(name);
+    known.set_step(static_cast<uint64_t>(step));
+  }
+  const auto begin = [&](const std::string& lineage, const std::string& checkpoint, uint64_t step) {
+    internal::v1::LineageBegun& row = *begun.mutable_lineage_begun();
+    row.set_name(lineage);
+    if (state.lineage().empty()) {
+      row.set_checkpoint(checkpoint);
+      row.set_step(step);
+    } else {
+      row.mutable_lost()->set_lineage(state.lineage());
+      row.mutable_lost()->set_checkpoint(checkpoint);
+      row.mutable_lost()->set_checkpoint_step(step);
+    }
+    EXPECT_TRUE(FoldRow(begun, kRequestsKept, state).ok()) << lineage;
+    return state.begins_with_checkpoint();
+  };
+  EXPECT_TRUE(begin("L-1", "start", 0));
+  EXPECT_FALSE(begin("L-2", "later", 3));
+  EXPECT_TRUE(begin("L-3", "start", 0));
+  EXPECT_FALSE(begin("L-4", "", 0)) << "the directory's";
+}
+
 // A damaged row may name any step.
 TEST(JournalFoldTest, AResultOfAStepFarBeyondTheOthersFollowsThem) {
   JournalState state;
