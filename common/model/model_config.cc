@@ -116,6 +116,20 @@ absl::Status CheckSlidingWindow(const JsonFields& fields, WindowRule rule, const
   return absl::OkStatus();
 }
 
+// A tokenizer may have code of its own: it is copied into exports, and nothing here runs it.
+absl::Status CheckCode(const JsonFields& fields) {
+  const json* map = fields.Find("auto_map");
+  if (map == nullptr || !map->is_object()) return absl::OkStatus();
+  for (const auto& [name, code] : map->items()) {
+    if (!name.starts_with("AutoModel")) continue;
+    return fields.Error("auto_map",
+                        absl::StrCat(name, " is ", JsonExcerpt(code),
+                                     ": a model's own code is not run; remove the entry if the architecture "
+                                     "that transformers has is meant"));
+  }
+  return absl::OkStatus();
+}
+
 // transformers attends to both sides where it is false or null.
 absl::Status CheckCausal(const JsonFields& fields) {
   ASSIGN_OR_RETURN(const bool causal, fields.BoolOr("is_causal", true));
@@ -137,6 +151,8 @@ absl::Status CheckUnsupported(const JsonFields& fields, const Family& family, co
   RETURN_IF_ERROR(RefusePresent(fields, "compression_config", "a compressed checkpoint"));
   RETURN_IF_ERROR(RefusePresent(fields, "transformers_weights", "another file of weights than model.safetensors"));
   RETURN_IF_ERROR(RefusePresent(fields, "per_layer_config", "a layer of its own configuration"));
+  RETURN_IF_ERROR(RefusePresent(fields, "configuration_files", "another file in the place of config.json"));
+  RETURN_IF_ERROR(CheckCode(fields));
   RETURN_IF_ERROR(CheckCausal(fields));
   if (!family.qkv_bias) RETURN_IF_ERROR(RefuseTrue(fields, "attention_bias"));
   RETURN_IF_ERROR(RefuseTrue(fields, "mlp_bias"));

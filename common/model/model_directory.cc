@@ -29,6 +29,7 @@ constexpr size_t kMaxShards = 4096;
 constexpr char kConfig[] = "config.json";
 constexpr char kSingleShard[] = "model.safetensors";
 constexpr char kIndex[] = "model.safetensors.index.json";
+constexpr char kAdapter[] = "adapter_config.json";  // of peft
 
 absl::Status Prefixed(const std::string& file_name, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(file_name, ": ", status.message()));
@@ -203,6 +204,10 @@ absl::StatusOr<ModelDirectory> OpenModelWeights(const std::string& path) {
     return absl::NotFoundError(absl::StrCat(directory.path, ": has neither ", kSingleShard, " nor ", kIndex));
   }
   ASSIGN_OR_RETURN(directory.shards, OpenShards(directory.path, directory.has_index));
+  if (Exists(in(kAdapter))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        in(kAdapter), ": an adapter is not applied to the weights beside it; merge it into them, or move it away"));
+  }
   RETURN_IF_ERROR(CheckTensors(directory));
   return directory;
 }

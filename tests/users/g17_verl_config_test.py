@@ -55,7 +55,9 @@ def test_g17_a_section_is_not_the_configuration():
 
 
 OUTSIDE = {"algorithm.rollout_correction.bypass_mode": True, "distillation.enabled": True, "actor_rollout_ref.model.lora_rank": 8,
-           "actor_rollout_ref.model.lora_adapter_path": "/adapter", "actor_rollout_ref.model.lora.rank": 8}
+           "actor_rollout_ref.model.lora_adapter_path": "/adapter", "actor_rollout_ref.model.lora.rank": 8,
+           "actor_rollout_ref.model.hf_config_path": "/elsewhere", "actor_rollout_ref.model.override_config": {"rope_theta": 1e6},
+           "actor_rollout_ref.model.mtp.enable": True, "actor_rollout_ref.model.mtp.enable_train": True}
 
 
 @pytest.mark.parametrize("name, on", OUTSIDE.items())

@@ -4,8 +4,10 @@
 #include <ATen/record_function.h>
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <vector>
 
 #include "worker/backend/accumulate_type.h"
 
@@ -24,6 +26,18 @@ double ScaledFrequency(const Llama3RopeScaling& scaling, double frequency) {
   return (1 - smooth) * frequency / scaling.factor + smooth * frequency;
 }
 
+// Returns the angle from position to position of each pair of elements of a head.
+std::vector<double> Frequencies(const ModelConfig& config) {
+  std::vector<double> frequencies;
+  for (int64_t i = 0; i < config.head_size / 2; ++i) {
+    const double exponent = static_cast<double>(2 * i) / static_cast<double>(config.head_size);
+    const double frequency = 1 / std::pow(config.rope_theta, exponent);
+    frequencies.push_back(config.rope_scaling.has_value() ? ScaledFrequency(*config.rope_scaling, frequency)
+                                                          : frequency);
+  }
+  return frequencies;
+}
+
 void CheckPositions(const at::Tensor& positions_T, int64_t rows) {
   CHECK_EQ(positions_T.numel(), rows);
   CHECK(positions_T.scalar_type() == at::kLong && positions_T.is_contiguous());
@@ -31,23 +45,30 @@ void CheckPositions(const at::Tensor& positions_T, int64_t rows) {
 
 }  // namespace
 
+// In double, a block of rows at a time: a model may have a million positions.
 RopeTable MakeRopeTable(const ModelConfig& config, int64_t num_positions, at::ScalarType run_dtype, at::Device device) {
-  const int64_t half = config.head_size / 2;
-  const auto options = at::TensorOptions().dtype(at::kDouble).device(at::kCPU);
-  const RopeTable table{at::empty({num_positions, half}, options), at::empty({num_positions, half}, options)};
-  auto* cos = table.cos_PE.mutable_data_ptr<double>();
-  auto* sin = table.sin_PE.mutable_data_ptr<double>();
-  for (int64_t i = 0; i < half; ++i) {
-    const double exponent = static_cast<double>(2 * i) / static_cast<double>(config.head_size);
-    double frequency = 1 / std::pow(config.rope_theta, exponent);
-    if (config.rope_scaling.has_value()) frequency = ScaledFrequency(*config.rope_scaling, frequency);
-    for (int64_t p = 0; p < num_positions; ++p) {
-      cos[p * half + i] = std::cos(static_cast<double>(p) * frequency);
-      sin[p * half + i] = std::sin(static_cast<double>(p) * frequency);
+  constexpr int64_t kBlockRows = 4096;
+  const std::vector<double> frequencies = Frequencies(config);
+  const auto half = static_cast<int64_t>(frequencies.size());
+  const auto kept = at::TensorOptions().dtype(AccType(run_dtype)).device(device);
+  const RopeTable table{at::empty({num_positions, half}, kept), at::empty({num_positions, half}, kept)};
+  const auto exact = at::TensorOptions().dtype(at::kDouble).device(at::kCPU);
+  const int64_t block_rows = std::min(kBlockRows, num_positions);
+  const at::Tensor cos_PE = at::empty({block_rows, half}, exact), sin_PE = at::empty({block_rows, half}, exact);
+  auto *cos = cos_PE.mutable_data_ptr<double>(), *sin = sin_PE.mutable_data_ptr<double>();
+  for (int64_t begin = 0; begin < num_positions; begin += block_rows) {
+    const int64_t rows = std::min(block_rows, num_positions - begin);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t i = 0; i < half; ++i) {
+        const double angle = static_cast<double>(begin + row) * frequencies[static_cast<size_t>(i)];
+        cos[row * half + i] = std::cos(angle);
+        sin[row * half + i] = std::sin(angle);
+      }
     }
+    table.cos_PE.narrow(0, begin, rows).copy_(cos_PE.narrow(0, 0, rows));
+    table.sin_PE.narrow(0, begin, rows).copy_(sin_PE.narrow(0, 0, rows));
   }
-  const at::ScalarType kept = AccType(run_dtype);
-  return {table.cos_PE.to(device, kept), table.sin_PE.to(device, kept)};
+  return table;
 }
 
 QkvHeads QkvForward(const Backend& backend, const at::Tensor& qkv_TJ, const at::Tensor& positions_T,

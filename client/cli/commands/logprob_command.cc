@@ -50,7 +50,8 @@ Record DistanceToOld(const v1::Rollout& rollout, const std::vector<double>& log_
   const MaskView mask = MaskOf(rollout, log_probs);
   double distance = 0;
   for (int64_t i = 0; i < old.size(); ++i) {
-    if (mask[i]) distance = std::max(distance, std::abs(log_probs[i] - old[i]));
+    const double own = mask[i] ? std::abs(log_probs[i] - old[i]) : 0;
+    if (!std::isnan(distance) && !(own <= distance)) distance = own;  // one that is not a number stays
   }
   return distance;
 }

@@ -87,6 +87,7 @@ REFUSED = {
 
 # The same for keys outside of the actor's section.
 _LORA = "there are no adapters: every weight is trained"
+_CONFIG = "Stemma trains what config.json beside the weights says; write it there"
 _BYPASS = "algorithm.rollout_correction.bypass_mode"
 REFUSED_OUTSIDE = {
     _BYPASS: "in its first step verl's legacy trainer then replaces the actor's loss by one that Stemma does not have; the V1 "
@@ -95,7 +96,14 @@ REFUSED_OUTSIDE = {
     "actor_rollout_ref.model.lora_rank": _LORA,
     "actor_rollout_ref.model.lora_adapter_path": _LORA,
     "actor_rollout_ref.model.lora.rank": _LORA,
+    "actor_rollout_ref.model.hf_config_path": _CONFIG,
+    "actor_rollout_ref.model.override_config": _CONFIG,
+    "actor_rollout_ref.model.mtp.enable": "there is no prediction of several tokens",
+    "actor_rollout_ref.model.mtp.enable_train": "there is no prediction of several tokens",
 }
+# What override_config may say all the same: it changes no log-prob of the models that Stemma has.
+_OVERRIDES_WITHOUT_EFFECT = ("attn_implementation", "_attn_implementation", "use_cache", "bos_token_id", "eos_token_id",
+                             "pad_token_id")
 _ADVICE = {
     _BYPASS: "; set it to False, by which the batch has old_log_probs and rollout_is_weights, "
              "or make the loss by hand (docs/verl.md, \"Is it the same loss?\")",
@@ -164,7 +172,7 @@ def loss_from_config(config) -> ActorUpdate:
     """An ActorUpdate of the configuration of verl's trainer (an OmegaConf node or a dict; its sections may be dataclasses). Read
     are actor_rollout_ref.actor, of which a key that is not known is refused by its name, actor_rollout_ref.rollout.temperature,
     data.max_response_length, and what would make the actor's update another one: algorithm.rollout_correction.bypass_mode,
-    distillation.enabled, LoRA of actor_rollout_ref.model.
+    distillation.enabled, and of actor_rollout_ref.model LoRA, mtp, and another configuration of the model.
 
     config      all of it, as verl's trainer has it in self.config
     """
@@ -173,7 +181,7 @@ def loss_from_config(config) -> ActorUpdate:
     keeps_loss = _at(config, "trainer.use_v1") is True
     for name in REFUSED_OUTSIDE:
         if not (name == _BYPASS and keeps_loss):
-            _refuse(name, _at(config, name), REFUSED_OUTSIDE[name])
+            _refuse(name, _with_effect(name, _at(config, name)), REFUSED_OUTSIDE[name])
     keys, dropped = _read_keys(_plain(actor))
     mode = keys.get("policy_loss.loss_mode") or "vanilla"
     if mode not in LOSS_MODES:
@@ -208,6 +216,16 @@ def _needed(config, path):
 def _refuse(name, value, why):
     if value not in _OFF:
         raise ValueError(f"{name} is {value!r}: {why}{_ADVICE.get(name, '')}")
+
+
+def _with_effect(name, value):
+    """The value; of override_config what changes the model, None where nothing does."""
+    if not name.endswith(".override_config"):
+        return value
+    overrides = _plain(value) or {}
+    overrides = {**overrides, **(overrides.pop("model_config", None) or {})}
+    return {key: other for key, other in overrides.items()
+            if key not in _OVERRIDES_WITHOUT_EFFECT and not (key.endswith("dropout") and other in _OFF)} or None
 
 
 def _plain(config):

@@ -267,6 +267,11 @@ class CliReplayTest(unittest.TestCase):
         self.assertEqual([row["max_distance_to_old"] for row in rows[:2]], [0.5, 0])
         self.assertEqual([row["mean_log_prob"] for row in rows[:2]], [-1.5, None])
 
+    def test_a_log_prob_that_is_no_number_has_no_distance_of_0(self):
+        self.server.log_prob = float("nan")
+        rows = [json.loads(row) for row in self.call("logprob", self.trace, "-o", "json").stdout.splitlines()]
+        self.assertEqual({row["max_distance_to_old"] for row in rows}, {None})
+
     def test_made_log_probs_are_the_servers_when_there_is_one(self):
         made = self.directory / "made.jsonl"
         self.call("trace", "make", made, "--old-noise", 0, "--groups", 1, "--n", 1, "--response-len", "fixed:2")

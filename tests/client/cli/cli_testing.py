@@ -232,7 +232,7 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
         for group in groups:
             result = training_pb2.GroupResult(uid=group.uid, dtype=training_pb2.FLOAT64)
             for rollout in group.rollouts:
-                values = numpy.full(len(rollout.response_tokens) // 4, -1.5 if header.weights == "policy" else -2.5)
+                values = numpy.full(len(rollout.response_tokens) // 4, self.log_prob if header.weights == "policy" else -2.5)
                 result.rollouts.add(rollout_id=rollout.rollout_id, log_probs=values.tobytes(),
                                     entropy=values.tobytes() if header.entropy else b"")
             yield result

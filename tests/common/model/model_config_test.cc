@@ -162,10 +162,21 @@ TEST(ModelConfigTest, WhatIsNotSupportedIsRefusedByFieldName) {
            {"is_causal", false, "is_causal: false is not supported"},
            {"is_causal", nullptr, "is_causal: null, as false, is not supported"},
            {"transformers_weights", "other.safetensors", "transformers_weights: another file of weights"},
+           {"configuration_files", json::array({"config.4.0.0.json"}),
+            "configuration_files: another file in the place of"},
+           {"auto_map",
+            {{"AutoModelForCausalLM", "modeling.M"}},
+            "auto_map: AutoModelForCausalLM is \"modeling.M\": a model's"},
+           {"auto_map", {{"AutoModel", "modeling.M"}}, "auto_map: AutoModel is"},
            {"per_layer_config", {{"1", {{"rms_norm_eps", 0.5}}}}, "per_layer_config: a layer of its own"},
            {"partial_rotary_factor", 0.5, "partial_rotary_factor: only 1"}}) {
     EXPECT_THAT(With(Llama(), refusal.field, refusal.value), Invalid(refusal.message)) << refusal.field;
   }
+}
+
+TEST(ModelConfigTest, CodeOfATokenizerIsNoneOfTheModel) {
+  EXPECT_THAT(With(Llama(), "auto_map", {{"AutoTokenizer", {"tokenization.T", nullptr}}, {"AutoProcessor", "p.P"}}),
+              IsOk());
 }
 
 TEST(ModelConfigTest, FrequenciesOfLlama3AreInTheirOrder) {

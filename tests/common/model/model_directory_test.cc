@@ -131,6 +131,15 @@ TEST_F(ModelDirectoryTest, WhatIsMissingIsNamed) {
   EXPECT_THAT(OpenModelDirectory(model), not_found("model-00002-of-"));
 }
 
+// transformers would apply it, where peft is installed.
+TEST_F(ModelDirectoryTest, AnAdapterBesideTheWeightsIsRefused) {
+  const std::string model = Make(SmallLlama());
+  std::ofstream(model + "/adapter_config.json") << "{}";
+  EXPECT_THAT(OpenModelDirectory(model),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       ::testing::HasSubstr("adapter_config.json: an adapter is not applied")));
+}
+
 TEST_F(ModelDirectoryTest, ConfigErrorsNameFileAndField) {
   EXPECT_THAT(OpenWith("config.json", 0, [](json& config) { config["model_type"] = "gpt2"; }),
               Invalid("model/config.json: model_type: \"gpt2\" is not supported"));
