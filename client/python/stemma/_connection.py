@@ -16,6 +16,7 @@ from . import errors
 
 _RECEIVE_BYTES_MAX = 64 << 20
 _PROBE_S = 0.3
+_POLL_S = 0.25            # so long gRPC's own thread may go on to look after it was told to end
 _CLOSE_S = 0.1            # at most so long close() waits for a thread that looks for a server
 _RECONNECT_MS = 100       # first pause between two tries of gRPC's own, so that a server that starts is found soon
 _RECONNECT_MAX_MS = 1000
@@ -62,6 +63,8 @@ class Connection:
         self._owner_pid = os.getpid()
         self._looking = []  # the threads that look for a server, by their ids
         self._looking_changed = threading.Condition()
+        self._polled_until = 0.0  # of time.monotonic()
+        self._look_lock = threading.Lock()  # two that look at once make gRPC's own thread outlive both
         self.channel = grpc.insecure_channel(address, options=[
             ("grpc.max_receive_message_length", _RECEIVE_BYTES_MAX), ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS), ("grpc.min_reconnect_backoff_ms", _HANDSHAKE_MS),
@@ -86,7 +89,6 @@ class Connection:
             if not self._is_ready_within(timeout_s):
                 self._check_open()
                 raise errors.StemmaError("UNAVAILABLE", "", self._never_reached(timeout_s))
-            self._reached = True
 
     def explain(self, error):
         """The StemmaError of a call that failed; a lost connection is told in words, without gRPC's own text."""
@@ -114,6 +116,8 @@ class Connection:
         own = threading.get_ident()  # a signal's handler may close what it interrupts
         with self._looking_changed:
             self._looking_changed.wait_for(lambda: all(thread == own for thread in self._looking))
+            while (left_s := self._polled_until - time.monotonic()) > 0:
+                time.sleep(left_s)
             self.channel.close()
 
     @contextlib.contextmanager
@@ -138,17 +142,30 @@ class Connection:
                              "at its end)")
 
     def _is_ready_within(self, timeout_s):
-        ready, give_up = grpc.channel_ready_future(self.channel), time.monotonic() + timeout_s
+        give_up = time.monotonic() + timeout_s
+        while not self._look_lock.acquire(timeout=max(0, min(_CLOSE_S, give_up - time.monotonic()))):
+            if self._closed or time.monotonic() >= give_up:
+                return self._reached
+        try:
+            return self._reached or (time.monotonic() < give_up and self._looks_ready(give_up))
+        finally:
+            self._look_lock.release()
+
+    def _looks_ready(self, give_up):
+        ready = grpc.channel_ready_future(self.channel)
         try:
             while True:
                 try:
                     ready.result(timeout=max(0, min(_CLOSE_S, give_up - time.monotonic())))
+                    self._reached = True
                     return True
                 except grpc.FutureTimeoutError:
                     if self._closed or time.monotonic() >= give_up:
                         return False
         finally:
             ready.cancel()  # whatever ended the wait: its thread ends, too
+            if not self._reached:
+                self._polled_until = time.monotonic() + _POLL_S
 
     def _never_reached(self, timeout_s):
         listen = "HOST:PORT" if self.address.startswith(_SOCKETS) else self.address

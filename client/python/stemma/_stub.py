@@ -1,9 +1,11 @@
 """The calls of TrainingService on a gRPC channel, one attribute per method."""
 
-from . import _proto
+from . import _proto, _tries
 
 
 class TrainingStub:
+    """Its calls are gRPC's, but that those of a thread which makes tries for another one end when that is interrupted."""
+
     def __init__(self, channel):
         kinds = {(False, False): channel.unary_unary, (True, False): channel.stream_unary,
                  (False, True): channel.unary_stream, (True, True): channel.stream_stream}
@@ -11,7 +13,23 @@ class TrainingStub:
             call = kinds[(client_streams, server_streams)](
                 f"/stemma.v1.TrainingService/{name}",
                 request_serializer=request.SerializeToString, response_deserializer=response.FromString)
-            setattr(self, name, call)
+            setattr(self, name, _Call(call, server_streams))
+
+
+class _Call:
+    def __init__(self, call, streams_answer):
+        self._call, self._streams_answer = call, streams_answer
+
+    def __call__(self, request, **options):
+        run = _tries.current()
+        if run is None:
+            return self._call(request, **options)
+        if self._streams_answer:
+            return run.hold(self._call(request, **options))
+        return run.hold(self._call.future(request, **options)).result()
+
+    def __getattr__(self, name):
+        return getattr(self._call, name)
 
 
 class CancellableStub:

@@ -4,11 +4,17 @@ A call that may be tried again is a generator of *steps*: each makes a try and y
 next one; the answer is what the generator returns. A thread sleeps through the pauses. A coroutine lets the threads of an
 executor make the tries and waits by itself, so that a thread is held no longer than a try takes, however long a server
 recovers.
+
+The main thread makes no call of gRPC itself. A Ctrl-C may be raised between any two of its operations: inside of gRPC that
+leaves a lock held, for which all later calls then wait, by their deadlines, too.
 """
 
+import _thread
 import asyncio
 import contextlib
 import math
+import sys
+import threading
 import time
 
 from . import _arrays, errors
@@ -18,13 +24,87 @@ from . import _arrays, errors
 _TIMEOUT_MAX_S = 1e9
 
 
+_here = threading.local()  # .run: the Run whose tries this thread makes
+
+
 def run(steps):
-    """The answer. The calling thread makes the tries and sleeps between them."""
-    while True:
+    """The answer. The calling thread makes the tries and sleeps between them; of the main thread another one does, and what
+    interrupts it ends the try."""
+    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
+        return _run(steps)
+    beside = Run(steps)
+    try:
+        return beside.answer()
+    except BaseException:
+        beside.stop()
+        raise
+
+
+def once(call):
+    """The call's answer, as run gives it; it is not tried again."""
+    def steps():
+        return call()
+        yield  # of no pause
+    return run(steps())
+
+
+def current():
+    """The Run whose tries the calling thread makes; None: it waits for its calls itself."""
+    return getattr(_here, "run", None)
+
+
+class Run:
+    """Tries that a thread of their own makes while the main thread waits for them."""
+
+    def __init__(self, steps):
+        self._steps, self._call, self._stopped = steps, None, False
+        self._answer, self._error = None, None
+        self._ended = _thread.allocate_lock()  # a bare one: what interrupts its acquire leaves it as it is
+        self._ended.acquire()
+        _thread.start_new_thread(self._make, ())
+
+    def answer(self):
+        """Waits for it. Raises what the tries raised."""
+        self._ended.acquire()
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def stop(self):
+        """Ends the call under way, and lets none follow: in yet another thread, for this one may be interrupted again."""
+        self._stopped = True
+        _thread.start_new_thread(self._cancel, ())
+
+    def hold(self, call):
+        """The call, which stop() ends."""
+        self._call = call
+        if self._stopped:  # since before it was there to be ended
+            call.cancel()
+        return call
+
+    def _cancel(self):
+        call = self._call
+        if call is not None:
+            call.cancel()
+
+    def _make(self):
+        _here.run = self
+        try:
+            self._answer = _run(self._steps, lambda: self._stopped)
+        except BaseException as error:
+            self._error = None if self._stopped else error  # it would hold the call
+        finally:
+            self._call = None  # gRPC's own end of it comes in this thread
+            self._ended.release()
+
+
+def _run(steps, is_stopped=lambda: False):
+    while not is_stopped():
         pause_s, answer = _step(steps)
         if pause_s is None:
             return answer
         time.sleep(pause_s)
+    return None
 
 
 async def run_in_threads(steps, cancel, executor):

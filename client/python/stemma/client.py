@@ -250,7 +250,8 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
     def _try_cancel(self, request_id):
         """The state in which a cancel found or left the request; "" if there was no answer. Never tries again."""
         try:
-            status = self._stub.CancelRequest(_proto.CancelRequestRequest(request_id=request_id), timeout=_CANCEL_S)
+            request = _proto.CancelRequestRequest(request_id=request_id)
+            status = _tries.once(lambda: self._stub.CancelRequest(request, timeout=_CANCEL_S))
         except (grpc.RpcError, ValueError):  # gRPC's ValueError: the client was closed
             return ""
         return _proto.to_dict(status)["state"]

@@ -219,7 +219,10 @@ def _rollout_list(rollouts, where):
 
 def _fields_of(value, kind, where):
     if isinstance(value, dict):
-        return {name: list(item) if hasattr(item, "__next__") else item for name, item in value.items()}
+        for name, item in value.items():
+            if hasattr(item, "__next__"):
+                value[name] = list(item)  # it gives its values once, and the same dict may be sent, planned and counted
+        return dict(value)
     if isinstance(value, kind):
         return value.as_dict()
     raise ValueError(f"{where} is {value!r:.60}: pass a stemma.{kind.__name__}, or a dict in the trace's field names")
