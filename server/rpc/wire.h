@@ -12,7 +12,7 @@
 namespace stemma::server {
 
 // A request of one message: names and options, and for a checkpoint the client's own state.
-inline constexpr size_t kQueryBytesMax = 64 << 10;
+inline constexpr size_t kQueryBytesMax = 256 << 10;
 inline constexpr size_t kSaveBytesMax = 2 << 20;  // client_state has at most 1 MiB
 
 // Decodes a request of one message that has at most so many bytes, and takes at most sixteen times as many in memory.

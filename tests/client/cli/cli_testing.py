@@ -121,6 +121,7 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
         self.lineage = "l1"
         self.headers = []          # of every UpdateActor that came in whole
         self.max_part_bytes = 0
+        self.log_prob = -1.5       # under the policy
         self.outcomes = {}         # request_id -> RequestStatus
         self.fail = None
         self.received = threading.Event()

@@ -11,12 +11,13 @@ import time
 
 import grpc
 
-from e2e.errors.played_worker import ServerMessage, WorkerMessage
+from e2e.errors.played_worker import ServerMessage, WorkerMessage, proof_of
 from e2e.errors.server import write_secret
 
 BUILD = pathlib.Path(os.environ["STEMMA_BUILD_DIR"])
 PATIENCE_S = 60
 STREAMS_MAX = 8
+NONCE = "1" * 64
 
 
 class Session:
@@ -86,6 +87,16 @@ class PlayedServer:
                                                      response_serializer=ServerMessage.SerializeToString)
 
     def _serve(self, messages, context):
+        """A worker asks for this server's proof before it opens its session."""
+        sent, secret = dict(context.invocation_metadata()), (self.root / "secret").read_text().strip()
+        if "stemma-proof" not in sent:
+            proof = proof_of(secret, "server", sent["stemma-nonce"], NONCE)
+            context.set_trailing_metadata([("stemma-nonce", NONCE), ("stemma-proof", proof)])
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "prove that you have the workers' secret")
+        assert (sent["stemma-nonce"], sent["stemma-proof"]) == (NONCE, proof_of(secret, "worker", NONCE))
+        return self._session(messages, context)
+
+    def _session(self, messages, context):
         session = Session()
         session._readers = self._threads
         self._sessions.put(session)
