@@ -269,7 +269,7 @@ absl::StatusOr<std::string> AskForProof(const std::shared_ptr<grpc::Channel>& ch
   const auto stub = internal::v1::WorkerService::NewStub(channel);
   const grpc::Status status = stub->Session(&context)->Finish();
   if (status.error_code() != grpc::StatusCode::UNAUTHENTICATED) return EndOf(server, {}, status);
-  const std::string server_nonce = ValueOf(context.GetServerTrailingMetadata(), kNonceMetadata);
+  std::string server_nonce = ValueOf(context.GetServerTrailingMetadata(), kNonceMetadata);
   const std::string proof = ValueOf(context.GetServerTrailingMetadata(), kProofMetadata);
   if (IsNonce(server_nonce) && SameSecret(proof, ServerProof(secret, nonce, server_nonce))) return server_nonce;
   return absl::ResourceExhaustedError(
