@@ -144,6 +144,14 @@ TEST_P(LogProbPassTest, RunsTheClustersOfTheFirstSteps) {
   EXPECT_LE(report.peak_bytes(), model_.run.memory_budget_bytes());
   EXPECT_EQ(report.seconds().prefix_backward(), 0);
   EXPECT_EQ(report.seconds().apply(), 0);
+  std::vector<std::string> split, split_in_steps;  // every rank has them in this order
+  for (const v1::SplitGroup& group : report.split_groups()) split.push_back(group.uid());
+  for (size_t i = 1; i <= FirstEpoch(*result).size(); ++i) {
+    for (const v1::SplitGroup& group : result->report.steps(static_cast<int>(i)).split_groups()) {
+      split_in_steps.push_back(group.uid());
+    }
+  }
+  EXPECT_EQ(split, split_in_steps);
   uint32_t groups = 0, of_steps = 0;
   for (const v1::RankReport& rank : report.ranks()) groups += rank.groups();
   for (size_t i = 1; i <= FirstEpoch(*result).size(); ++i) {

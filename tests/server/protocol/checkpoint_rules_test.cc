@@ -117,6 +117,17 @@ TEST_F(BeginsWithCheckpointTest, MissesALaterOneWhereTheFirstIsGone) {
   EXPECT_EQ(Missed(/*replays=*/true), "later");
 }
 
+// It gives steps up, for it lies inside of a request; from the first one all could be computed again, but that is gone.
+TEST_F(BeginsWithCheckpointTest, GoesBackToALaterOneThatGivesStepsUpAndNotToTheDirectory) {
+  *state_.mutable_checkpoints(0) = Known("later", "L", 3, 1);
+  Keep(4);
+  for (int i = 1; i < 4; ++i) *state_.mutable_kept(0)->add_steps() = state_.kept(i).steps(0);
+  state_.mutable_kept()->DeleteSubrange(1, 3);
+  EXPECT_EQ(Base(/*replays=*/true), "later");
+  state_.set_begins_with_checkpoint(false);
+  EXPECT_EQ(Base(/*replays=*/true), "") << "control: the directory has the weights of step 0";
+}
+
 TEST(AutomaticNameTest, TheSecondOfAStepHasTheNumberTwo) {
   std::set<std::string> names;
   const auto taken = [&](const std::string& name) { return names.contains(name); };
