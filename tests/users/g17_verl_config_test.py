@@ -69,6 +69,15 @@ def test_g17_what_changes_the_actors_update_from_outside_is_refused(name, on):
     assert set(OUTSIDE) == set(verl.REFUSED_OUTSIDE)
 
 
+def test_g17_an_override_that_changes_no_log_prob_is_taken():
+    """verl's recipes name the attention's implementation; what changes the model is refused, flat or under model_config."""
+    name = "actor_rollout_ref.model.override_config"
+    same = {"attn_implementation": "eager", "use_cache": False, "attention_dropout": 0.0, "model_config": {"eos_token_id": 3}}
+    verl.loss_from_config(trainers(**{name: same}))
+    for other in ({"rms_norm_eps": 0.1}, {"model_config": {"rope_theta": 1e6}}, {"attention_dropout": 0.5}):
+        assert refused(trainers(**{name: {**same, **other}})).startswith(name + " is {")
+
+
 def test_g17_bypass_mode_is_refused_before_verls_trainer_applies_it():
     """It does so in its first step, when an update that is made once is there already."""
     config = trainers(**{"algorithm.rollout_correction": {"bypass_mode": True, "loss_type": "reinforce"}})
