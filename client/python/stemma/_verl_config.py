@@ -222,8 +222,8 @@ def _with_effect(name, value):
     """The value; of override_config what changes the model, None where nothing does."""
     if not name.endswith(".override_config"):
         return value
-    overrides = _plain(value) or {}
-    overrides = {**overrides, **(overrides.pop("model_config", None) or {})}
+    overrides = dict(_plain(value) or {})
+    overrides.update(overrides.pop("model_config", None) or {})
     return {key: other for key, other in overrides.items()
             if key not in _OVERRIDES_WITHOUT_EFFECT and not (key.endswith("dropout") and other in _OFF)} or None
 
