@@ -3,8 +3,8 @@
 //
 //   worker -> server   kNonceMetadata: W                          the server ends this stream, and says
 //   server -> worker   kNonceMetadata: S, kProofMetadata: HMAC-SHA-256(secret, "server" W S)
-//   worker -> server   kNonceMetadata: S, kProofMetadata: HMAC-SHA-256(secret, "worker" S)      on the stream that
-//   stays
+//   worker -> server   kNonceMetadata: S, kProofMetadata: HMAC-SHA-256(secret, "worker" S)
+//                     on the stream that stays
 //
 // Both are metadata of gRPC: nothing of a stream is read before its proof is.
 #pragma once

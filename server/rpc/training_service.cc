@@ -33,26 +33,26 @@ struct RawCall {
   size_t bytes_max = kQueryBytesMax;
 };
 
-// Starts a call that only asks. `make_event`: (call, request).
+// Starts a call. `make_event`: (call, request).
 template <typename Request, typename Response, typename MakeEvent>
-grpc::ServerUnaryReactor* Query(Coordinator& coordinator, const RawCall& call, const MakeEvent& make_event) {
+grpc::ServerUnaryReactor* StartCall(Coordinator& coordinator, const RawCall& call, bool changes_something,
+                                    const MakeEvent& make_event) {
   Request request;
-  if (const absl::Status decoded = DecodeRequest(call.request, call.bytes_max, request); !decoded.ok()) {
-    return Refuse(call.context, decoded);
-  }
+  absl::Status valid = DecodeRequest(call.request, call.bytes_max, request);
+  if (valid.ok() && changes_something) valid = CheckKnown(request);
+  if (!valid.ok()) return Refuse(call.context, valid);
   return UnaryCall<Response>::Start(coordinator, call.response,
                                     [&](CallId id) -> Event { return make_event(id, request); });
 }
 
-// Starts a call that changes something.
+template <typename Request, typename Response, typename MakeEvent>
+grpc::ServerUnaryReactor* Query(Coordinator& coordinator, const RawCall& call, const MakeEvent& make_event) {
+  return StartCall<Request, Response>(coordinator, call, /*changes_something=*/false, make_event);
+}
+
 template <typename Request, typename Response, typename MakeEvent>
 grpc::ServerUnaryReactor* Command(Coordinator& coordinator, const RawCall& call, const MakeEvent& make_event) {
-  Request request;
-  absl::Status valid = DecodeRequest(call.request, call.bytes_max, request);
-  if (valid.ok()) valid = CheckKnown(request);
-  if (!valid.ok()) return Refuse(call.context, valid);
-  return UnaryCall<Response>::Start(coordinator, call.response,
-                                    [&](CallId id) -> Event { return make_event(id, request); });
+  return StartCall<Request, Response>(coordinator, call, /*changes_something=*/true, make_event);
 }
 
 }  // namespace
