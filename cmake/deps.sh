@@ -14,7 +14,7 @@ apt_packages=(
   cmake ninja-build g++ ccache pkg-config git ca-certificates python3 python3-venv python3-pip
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev libgoogle-glog-dev
   libgtest-dev libgmock-dev libcli11-dev libyaml-cpp-dev nlohmann-json3-dev libssl-dev libsqlite3-dev libgloo-dev prometheus-cpp-dev
-  clang-format spin
+  clang-format spin openssl
 )
 if [ "${1:-}" = fuzz ]; then apt_packages+=(clang libclang-rt-14-dev); fi
 missing=()

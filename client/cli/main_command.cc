@@ -9,6 +9,7 @@
 #include "client/cli/commands/misplaced_options.h"
 #include "client/cli/output/command_status.h"
 #include "common/base/descriptors.h"
+#include "common/base/open_ssl.h"
 #include "common/base/parse_options.h"
 #include "common/base/process.h"
 
@@ -30,6 +31,7 @@ constexpr char kFooter[] =
 
 int main(int argc, char** argv) {
   stemma::OpenStandardDescriptors();
+  stemma::KeepOpenSslAtExit();
   stemma::IgnoreFileSizeSignal();  // a file that may not grow is an error, which removes what was written
   CLI::App app("Stemma: trains a policy on prompt groups, computing each shared prompt once.", "stemma");
   stemma::SetHelpStyle(app);

@@ -19,7 +19,7 @@ import stemma.verl  # noqa: E402
 PAGE = ROOT.parent.parent / "docs" / "python.md"
 MARKER = "<!-- From here on written by client/python/reference.py. -->\n"
 SECTIONS = [
-    ("Calling a server", ["Client", "Future", "LocalServer"]),
+    ("Calling a server", ["Client", "Tls", "Future", "LocalServer"]),
     ("What is sent", ["Group", "Rollout", "LossConfig", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "importance_sampling",
                       "reinforce", "cross_entropy", "AdamW", "adamw", "constant", "linear", "cosine"]),
     ("What comes back", ["UpdateResult", "StepResult", "RolloutLogProbs", "Checkpoint", "LoadedCheckpoint", "Export"]),

@@ -23,6 +23,7 @@
 #include "common/base/exit_codes.h"
 #include "common/base/flag.h"
 #include "common/base/heap.h"
+#include "common/base/open_ssl.h"
 #include "common/base/process.h"
 #include "common/base/ready_file.h"
 #include "common/base/status_macros.h"
@@ -85,6 +86,7 @@ ServerOptions ServerOptionsOf(const ServerMainOptions& options, const std::strin
   result.ops_listen = options.ops_listen;
   result.metrics_listen = options.metrics_listen;
   result.worker_secret = options.worker_secret;
+  result.tls = options.tls;
   result.reflection = options.reflection;
   result.limits = options.config.limits();
   result.model = options.model;
@@ -169,7 +171,8 @@ absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
   RETURN_IF_ERROR(options.data->SetAddress(server->address()));
   ASSIGN_OR_RETURN(std::optional<ReadyFile> ready_file, WriteReadyFile(options.ready_file, *server));
   LOG(INFO) << "serving " << options.config.model() << " on " << server->address() << ", workers on "
-            << server->worker_address() << ", health on " << server->ops_address()
+            << server->worker_address() << (options.tls.any() ? ", both by TLS" : "") << ", health on "
+            << server->ops_address()
             << (server->metrics_address().empty() ? ""
                                                   : ", metrics on http://" + server->metrics_address() + "/metrics")
             << ", data in " << options.data->path();
@@ -203,6 +206,7 @@ int ExitCodeOf(const absl::Status& status) {
 
 int Main(int argc, char** argv) {
   OpenStandardDescriptors();
+  KeepOpenSslAtExit();
   if (argc > 1 && std::string_view(argv[1]) == kRankMeshes) return RankMeshesMain(argc - 1, argv + 1);
   if (argc > 1 && std::string_view(argv[1]) == kSimulate) return SimulateMain(argc - 1, argv + 1);
   IgnoreFileSizeSignal();

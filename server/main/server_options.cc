@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/byte_size.h"
+#include "common/base/clock.h"
 #include "common/base/command_line_options.h"
 #include "common/base/dtype_names.h"
 #include "common/base/mesh.h"
@@ -17,6 +18,7 @@
 #include "common/base/ready_file.h"
 #include "common/base/run_config.h"
 #include "common/base/stop_times.h"
+#include "common/base/tls_options.h"
 #include "common/base/utf8.h"
 #include "common/base/worker_secret.h"
 #include "common/base/worker_version.h"
@@ -34,6 +36,7 @@ struct Flags {
   std::string listen = "127.0.0.1:0", worker_listen = "127.0.0.1:0", ops_listen = "127.0.0.1:0";
   std::optional<std::string> metrics_listen;
   std::string worker_secret_file;
+  TlsFiles tls;
   std::string data = "stemma-data";
   std::string ready_file, resume = "auto";
   std::string memory_budget, host_memory, mesh, split_groups, shard_parameters, prefix_kv, reduce_gradients, durability;
@@ -97,6 +100,7 @@ void AddListenFlags(CLI::App& app, Flags& flags) {
   app.add_option("--metrics-listen", flags.metrics_listen,
                  "host:port where Prometheus reads /metrics, over HTTP (default: nowhere)");
   app.add_flag("--insecure", flags.insecure, "allow plaintext beyond loopback");
+  AddServerTlsOptions(&app, flags.tls);
   app.add_flag(
       "--reflection", flags.reflection,
       "let clients ask what calls there are, as grpcurl does; each of these calls is a thread while it is open");
@@ -200,18 +204,35 @@ uint64_t ReadBytes(const std::string& option, const std::string& text, std::vect
   return 0;
 }
 
-HostPort ReadListen(const std::string& option, const std::string& text, bool insecure,
-                    std::vector<std::string>& problems) {
+// `open`: it may be reachable from other machines.
+HostPort ReadListen(const std::string& option, const std::string& text, bool open, std::vector<std::string>& problems) {
   const absl::StatusOr<HostPort> address = ParseListenAddress(text);
   if (!address.ok()) {
     problems.push_back(absl::StrCat(option, ": ", address.status().message()));
     return {};
   }
-  if (!address->loopback && !insecure) {
-    problems.push_back(absl::StrCat(option, " ", text,
-                                    " is reachable from outside this machine in plaintext; add --insecure to do so"));
+  if (!address->loopback && !open) {
+    problems.push_back(absl::StrCat(option, " ", text, " is reachable from outside this machine in plaintext; give ",
+                                    kTlsCertOption, " and ", kTlsKeyOption, ", or add --insecure to do so"));
   }
   return *address;
+}
+
+// Health and metrics are plaintext always, for who asks them speaks no TLS; they hold nothing of tokens or weights.
+void ReadListeners(const Flags& flags, ServerMainOptions& options, std::vector<std::string>& problems) {
+  const absl::Status tls = CheckTlsFiles(flags.tls, TlsSide::kServer, RealClock().Now()).status();
+  if (!tls.ok()) problems.emplace_back(tls.message());
+  options.tls = flags.tls;
+  const bool open = flags.insecure || flags.tls.any();
+  options.listen = ReadListen("--listen", flags.listen, open, problems);
+  options.worker_listen = ReadListen("--worker-listen", flags.worker_listen, open, problems);
+  options.ops_listen = ReadListen("--ops-listen", flags.ops_listen, open, problems);
+  if (!flags.metrics_listen) return;
+  options.metrics_listen = ReadListen("--metrics-listen", *flags.metrics_listen, open, problems);
+  if (absl::StrContains(options.metrics_listen->host, ':')) {
+    problems.push_back(absl::StrCat("--metrics-listen ", *flags.metrics_listen,
+                                    ": metrics are served on an IPv4 address, or a name that has one"));
+  }
 }
 
 // Without a secret no worker could be told from a client: there is no default.
@@ -326,16 +347,7 @@ bool ReadServerOptions(int argc, char** argv, ServerMainOptions& options, int& e
   std::vector<std::string> problems;
   options.config = ReadConfig(flags, problems);
   OpenModel(options, problems);
-  options.listen = ReadListen("--listen", flags.listen, flags.insecure, problems);
-  options.worker_listen = ReadListen("--worker-listen", flags.worker_listen, flags.insecure, problems);
-  options.ops_listen = ReadListen("--ops-listen", flags.ops_listen, flags.insecure, problems);
-  if (flags.metrics_listen) {
-    options.metrics_listen = ReadListen("--metrics-listen", *flags.metrics_listen, flags.insecure, problems);
-    if (absl::StrContains(options.metrics_listen->host, ':')) {
-      problems.push_back(absl::StrCat("--metrics-listen ", *flags.metrics_listen,
-                                      ": metrics are served on an IPv4 address, or a name that has one"));
-    }
-  }
+  ReadListeners(flags, options, problems);
   options.worker_secret = ReadSecret(flags, problems);
   options.reflection = flags.reflection;
   CheckTimes(flags, problems);

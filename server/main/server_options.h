@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "common/base/address.h"
 #include "common/base/logging.h"
+#include "common/base/tls_files.h"
 #include "common/model/model_directory.h"
 #include "server/main/data_directory.h"
 #include "stemma/v1/run_config.pb.h"
@@ -23,6 +24,7 @@ struct ServerMainOptions {
   HostPort listen, worker_listen, ops_listen;
   std::optional<HostPort> metrics_listen;
   std::string worker_secret;
+  TlsFiles tls;  // of clients and workers; checked
   bool reflection = false;
   std::optional<DataDirectory> data;  // held; none with check_config
   std::string ready_file;             // empty: none

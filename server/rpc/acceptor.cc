@@ -19,7 +19,6 @@
 #include "common/base/descriptors.h"
 #include "common/base/steady_time.h"
 #include "glog/logging.h"
-#include "grpcpp/security/server_credentials.h"
 
 namespace stemma::server {
 namespace {
@@ -104,9 +103,9 @@ absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Open(const AcceptorOptions& 
 
 Acceptor::~Acceptor() { Stop(); }
 
-void Acceptor::AddTo(grpc::ServerBuilder& builder) {
+void Acceptor::AddTo(grpc::ServerBuilder& builder, const std::shared_ptr<grpc::ServerCredentials>& credentials) {
   grpc_ = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
 }
 
 absl::Status Acceptor::Start(const Clock& clock) {

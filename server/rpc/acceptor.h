@@ -21,6 +21,7 @@
 #include "common/base/clock.h"
 #include "common/base/log_limit.h"
 #include "common/base/unique_fd.h"
+#include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server_builder.h"
 
 namespace stemma::server {
@@ -42,7 +43,8 @@ class Acceptor {
   ~Acceptor();
 
   uint16_t port() const { return port_; }  // in use
-  void AddTo(grpc::ServerBuilder& builder);
+  // `credentials`: what a connection is to be encrypted with.
+  void AddTo(grpc::ServerBuilder& builder, const std::shared_ptr<grpc::ServerCredentials>& credentials);
   // Errors: FailedPrecondition - the process may open too few files to take one connection.
   absl::Status Start(const Clock& clock);
   // Accepts nothing more; the connections that there are go on.

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/connection_pings.h"
 #include "common/base/status_macros.h"
+#include "common/rpc/tls_credentials.h"
 #include "grpc/grpc.h"
 #include "grpcpp/ext/health_check_service_server_builder_option.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -63,7 +64,7 @@ absl::StatusOr<Listener> Listen(const ListenerOptions& options, const Clock& clo
                                                       .port = address.port,
                                                       .connections_max = options.connections_max,
                                                       .own_max = options.own_max}));
-  listener.acceptor->AddTo(builder);
+  listener.acceptor->AddTo(builder, ServerCredentialsOf(options.tls));
   if (options.service != nullptr) builder.RegisterService(options.service);
   if (options.nothing != nullptr) builder.RegisterCallbackGenericService(options.nothing);
   listener.server = builder.BuildAndStart();

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/address.h"
 #include "common/base/clock.h"
+#include "common/base/tls_files.h"
 #include "grpcpp/grpcpp.h"
 #include "server/rpc/acceptor.h"
 
@@ -27,6 +28,7 @@ struct ListenerOptions {
   bool health = false;           // grpc.health.v1.Health
   bool reflection = false;       // lists `service`; each open call of it is a thread
   int idle_ms_max = 0;           // a connection without calls is closed after so long; 0: it stays
+  TlsFiles tls = {};             // none: plaintext
 };
 
 struct Listener {

@@ -9,12 +9,13 @@
 #include "common/base/status_macros.h"
 #include "common/base/steady_time.h"
 #include "common/base/stop_times.h"
+#include "common/rpc/grpc_log.h"
 #include "glog/logging.h"
-#include "grpc/support/log.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "server/coordinator/calibration_file.h"
 #include "server/protocol/request_plan.h"
+#include "server/rpc/certificate_watch.h"
 #include "server/rpc/from_now.h"
 #include "server/rpc/listener.h"
 #include "server/rpc/metrics_listener.h"
@@ -45,10 +46,6 @@ int ClientStreamsMax(const v1::Limits& limits) {
 // without a word, and of some that the server turns away.
 uint64_t WorkerConnectionsMax(uint32_t ranks) { return 2 * uint64_t{ranks} + 16; }
 
-// gRPC's own lines help only those who debug gRPC: what an operator has to know comes back as a status, and is logged
-// in our words.
-void LogOfGrpc(gpr_log_func_args* args) { VLOG(1) << "gRPC: " << args->message; }
-
 }  // namespace
 
 struct Server::Rpc {
@@ -59,6 +56,7 @@ struct Server::Rpc {
   std::unique_ptr<WorkerServiceRpc> worker;
   grpc::CallbackGenericService nothing;
   std::unique_ptr<MetricsListener> metrics;
+  std::unique_ptr<CertificateWatch> certificates;  // with TLS
   Listener clients, workers;
   Mutex mutex;
   Listener ops ABSL_GUARDED_BY(mutex);
@@ -78,7 +76,7 @@ void Server::Rpc::ShowHealth() {
 Server::Server(const Clock& clock) : clock_(clock), rpc_(std::make_unique<Rpc>()) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, const Clock& clock) {
-  gpr_set_log_function(LogOfGrpc);
+  QuietGrpc();
   std::unique_ptr<Server> self(new Server(clock));
   Rpc& rpc = *self->rpc_;
   PlanFunction plan = MakePlanFunction(options.model);
@@ -92,6 +90,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
   rpc.training = std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model, numbers);
   rpc.worker = std::make_unique<WorkerServiceRpc>(*self->coordinator_, options.worker_secret);
   RETURN_IF_ERROR(self->OpenListeners(options, ranks));
+  if (options.tls.any()) rpc.certificates = std::make_unique<CertificateWatch>(options.tls, clock);
   self->watch_ = std::make_unique<AnswerWatchThread>(
       [raw = self.get()](std::function<void()> answer) { raw->coordinator_->Ask(std::move(answer)); }, std::move(watch),
       clock, [raw = self.get()](Answering answering) { raw->SetAnswering(answering); });
@@ -131,7 +130,8 @@ absl::Status Server::OpenListeners(const ServerOptions& options, uint32_t ranks)
                                           .own_max = WorkerConnectionsMax(ranks),
                                           .message_bytes_max = kReceivedBytesMax,
                                           .streams_max = kWorkerStreamsMax,
-                                          .idle_ms_max = kIdleMsMax},
+                                          .idle_ms_max = kIdleMsMax,
+                                          .tls = options.tls},
                                          clock_));
   worker_address_ = rpc_->workers.address;
   ASSIGN_OR_RETURN(rpc_->clients, Listen({.address = options.listen,
@@ -139,7 +139,8 @@ absl::Status Server::OpenListeners(const ServerOptions& options, uint32_t ranks)
                                           .connections_max = options.limits.connections(),
                                           .message_bytes_max = static_cast<int>(options.limits.message_bytes()),
                                           .streams_max = ClientStreamsMax(options.limits),
-                                          .reflection = options.reflection},
+                                          .reflection = options.reflection,
+                                          .tls = options.tls},
                                          clock_));
   address_ = rpc_->clients.address;
   return absl::OkStatus();

@@ -1,4 +1,5 @@
-// The listeners of the server, each with its own limits and its own trust. Plaintext.
+// The listeners of the server, each with its own limits and its own trust. Clients and workers speak TLS where its
+// files are given, all others plaintext.
 //
 //   clients   TrainingService and reflection; messages up to limits.message_bytes
 //   workers   WorkerService alone, for those who send the secret; messages up to kReceivedBytesMax, whatever
@@ -16,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/address.h"
+#include "common/base/tls_files.h"
 #include "common/model/model_config.h"
 #include "server/coordinator/answer_watch_thread.h"
 #include "server/coordinator/coordinator.h"
@@ -27,6 +29,7 @@ struct ServerOptions {
   HostPort listen, worker_listen, ops_listen;  // port 0: any
   std::optional<HostPort> metrics_listen;      // none: nobody reads metrics
   std::string worker_secret;
+  TlsFiles tls;             // of clients and workers; none: plaintext
   bool reflection = false;  // for clients
   v1::Limits limits;
   ModelConfig model;

@@ -3,7 +3,7 @@
 // on the loopback. The server reads, checks and digests the whole request and refuses it then, for its lineage: nothing
 // is planned. One JSON line.
 //
-//   ingest_bench --server HOST:PORT [--mebibytes 256] [--rounds 5] [--vocab 4096]
+//   ingest_bench --server HOST:PORT [--mebibytes 256] [--rounds 5] [--vocab 4096] [--tls-ca FILE]
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -22,6 +22,8 @@
 #include "client/cli/calls/submit.h"
 #include "common/base/clock.h"
 #include "common/base/split_mix.h"
+#include "common/base/tls_options.h"
+#include "common/rpc/tls_credentials.h"
 #include "glog/logging.h"
 #include "grpcpp/grpcpp.h"
 #include "nlohmann/json.hpp"
@@ -141,11 +143,12 @@ nlohmann::json Quartiles(std::vector<double> values) {
   return {values[n / 2], values[n / 4], values[3 * n / 4]};
 }
 
-void Run(const std::string& plain, const std::string& server, const std::vector<v1::PromptGroup>& groups, int rounds) {
-  const auto stub_of = [](const std::string& address) {
-    return v1::TrainingService::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+void Run(const std::string& plain, const std::string& server, const TlsFiles& tls,
+         const std::vector<v1::PromptGroup>& groups, int rounds) {
+  const auto stub_of = [](const std::string& address, const TlsFiles& files) {
+    return v1::TrainingService::NewStub(grpc::CreateChannel(address, ChannelCredentialsOf(files)));
   };
-  const auto plain_stub = stub_of(plain), server_stub = stub_of(server);
+  const auto plain_stub = stub_of(plain, {}), server_stub = stub_of(server, tls);
   std::vector<double> plain_s, server_s;
   for (int round = 0; round <= rounds; ++round) {
     const double of_plain = SendSeconds(*plain_stub, groups, /*refused=*/false);
@@ -174,9 +177,11 @@ int main(int argc, char** argv) {
   app.add_option("--mebibytes", mebibytes, "of the request");
   app.add_option("--rounds", rounds, "of each");
   app.add_option("--vocab", vocab, "of the server's model");
+  stemma::TlsFiles tls;
+  stemma::AddClientTlsOptions(&app, tls);
   CLI11_PARSE(app, argc, argv);
   pid_t pid = -1;
   const std::string plain = stemma::StartPlainly(pid);
-  stemma::Run(plain, server, stemma::GroupsOf(mebibytes << 20, vocab), rounds);
+  stemma::Run(plain, server, tls, stemma::GroupsOf(mebibytes << 20, vocab), rounds);
   kill(pid, SIGKILL);
 }

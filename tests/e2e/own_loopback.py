@@ -25,6 +25,10 @@ def free_address():
         return address
 
 
-def channel_to(address, options=(), **more):
-    """A channel to a server of this machine. A proxy of the environment would not reach HOST, which few no_proxy name."""
-    return grpc.insecure_channel(address, options=[*options, ("grpc.enable_http_proxy", 0)], **more)
+def channel_to(address, options=(), credentials=None, **more):
+    """A channel to a server of this machine; without credentials in plaintext. A proxy of the environment would not reach HOST,
+    which few no_proxy name."""
+    options = [*options, ("grpc.enable_http_proxy", 0)]
+    if credentials is None:
+        return grpc.insecure_channel(address, options=options, **more)
+    return grpc.secure_channel(address, credentials, options=options, **more)

@@ -18,7 +18,7 @@ _CLOCKS = re.compile(r"(chrono|ctime|time\.h|sys/time\.h|absl/time/clock\.h|comm
 # name, which headers, where they may be included
 _HOMES = (
     ("LibTorch", _TORCH, re.compile(r"(worker|tests)/")),
-    ("gRPC", _GRPC, re.compile(r"(server|worker)/rpc/|client/|tests/")),
+    ("gRPC", _GRPC, re.compile(r"(server|worker|common)/rpc/|client/|tests/")),
     ("CUDA or NCCL", _CUDA, re.compile(r"worker/(parallel|memory|backend)/|tests/")),
     ("SQLite", _SQLITE, re.compile(r"(tests/)?server/store/")),
     ("c10d or Gloo", _C10D, re.compile(r"(tests/)?worker/parallel/")),

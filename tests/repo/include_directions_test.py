@@ -7,7 +7,7 @@ _AREAS = {"proto": 0, "common": 1, "server": 2, "worker": 2, "client": 2, "tests
 _ORDER = {
     "server": [["main"], ["rpc"], ["coordinator"], ["store"], ["protocol", "simulation"], ["planner"]],
     "worker": [["main"], ["rpc"], ["engine"], ["checkpoint"], ["schedule", "loss", "model"], ["ops", "optim"], ["backend"], ["memory", "parallel"]],
-    "common": [["admission"], ["cost", "trace"], ["model"], ["base"]],
+    "common": [["admission"], ["cost", "trace", "rpc"], ["model"], ["base"]],
     "client/cli": [["main_command.cc"], ["commands"], ["local", "trace"], ["calls"], ["output"]],
 }
 _LEVEL = {f"{area}/{name}": -level for area, lines in _ORDER.items() for level, names in enumerate(lines)

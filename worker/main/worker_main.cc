@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "common/base/descriptors.h"
+#include "common/base/open_ssl.h"
 #include "common/base/process.h"
 #include "worker/backend/build_id.h"
 #include "worker/engine/open_device.h"
@@ -11,6 +12,7 @@
 
 int main(int argc, char** argv) {
   stemma::OpenStandardDescriptors();
+  stemma::KeepOpenSslAtExit();
   stemma::EndAtSignalsAsFirstProcess();
   stemma::worker::WorkerMainOptions options;
   int exit_code = 0;

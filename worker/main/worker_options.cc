@@ -7,11 +7,13 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "common/base/address.h"
+#include "common/base/clock.h"
 #include "common/base/command_line_options.h"
 #include "common/base/option_checks.h"
 #include "common/base/parse_options.h"
 #include "common/base/ready_file.h"
 #include "common/base/status_macros.h"
+#include "common/base/tls_options.h"
 #include "common/base/worker_secret.h"
 #include "common/base/worker_version.h"
 #include "worker/parallel/cuda_environment.h"
@@ -61,6 +63,7 @@ absl::Status Resolve(const OptionTexts& texts, WorkerMainOptions& options) {
     if (!own.ok()) return OfOption("--address", own);
   }
   ASSIGN_OR_RETURN(options.secret, ReadSecret(texts.secret_file));
+  RETURN_IF_ERROR(CheckTlsFiles(options.tls, TlsSide::kClient, RealClock().Now()).status());
   return options.ready_file.empty() ? absl::OkStatus() : ReadyFile::Clear(options.ready_file);
 }
 
@@ -74,6 +77,7 @@ bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& e
   app.add_option("--server", texts.server, "host:port of stemma-server's --worker-listen")->required();
   app.add_option("--worker-secret-file", texts.secret_file,
                  "file of mode 0600 with the server's secret (default: $STEMMA_WORKER_SECRET)");
+  AddClientTlsOptions(&app, options.tls);
   app.add_option("--device", texts.device,
                  "cpu:K for worker K of this host's CPUs, cuda:K for its GPU K (default cpu:0)");
   app.add_option("--address", options.address,

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "common/base/device_name.h"
 #include "common/base/logging.h"
+#include "common/base/tls_files.h"
 #include "worker/memory/device_memory.h"
 
 namespace stemma::worker {
@@ -22,6 +23,7 @@ inline constexpr char kStartedAnewVariable[] = "STEMMA_WORKER_STARTED_ANEW";
 struct WorkerMainOptions {
   std::string server;      // host:port
   std::string secret;      // admits this worker
+  TlsFiles tls;            // none: plaintext; checked
   std::string build_id;    // of this program; empty: not known; no option, main says it
   DeviceName device;       // cpu:0
   std::string device_id;   // of the hardware, unlike any other's; empty: not known; no option, main says it

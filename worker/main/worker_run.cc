@@ -103,7 +103,8 @@ int RunWorker(const WorkerMainOptions& options, EngineFactory factory) {
                                      .cores = options.cores,
                                      .core_group = options.core_group,
                                      .device_memory = options.device_memory,
-                                     .on_ready = [&] { return ready_file.Write(); }},
+                                     .on_ready = [&] { return ready_file.Write(); },
+                                     .tls = options.tls},
                                     std::move(factory));
   ready_file.End();  // also for an engine that was left, and becomes ready now
   // One that was refused, as for other weights than the lineage's, would only load them again and be refused again.

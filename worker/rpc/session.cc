@@ -20,8 +20,11 @@
 #include "common/base/worker_proof.h"
 #include "common/base/worker_secret.h"
 #include "common/base/worker_version.h"
+#include "common/rpc/connected_within.h"
+#include "common/rpc/connection_cause.h"
+#include "common/rpc/grpc_log.h"
+#include "common/rpc/tls_credentials.h"
 #include "glog/logging.h"
-#include "grpc/support/log.h"
 #include "grpcpp/grpcpp.h"
 #include "stemma/internal/v1/worker.grpc.pb.h"
 #include "worker/rpc/engine_thread.h"
@@ -41,29 +44,26 @@ constexpr absl::Duration kServerClosesWithin = absl::Seconds(2);
 constexpr int kProvesWithinMs = 20'000;
 constexpr int kRedialMsMin = 200, kRedialMsMax = 2'000;
 constexpr int kHandshakeMsMax = 10'000;  // a server that is busy greets late; gRPC reads it as MIN_RECONNECT_BACKOFF
-constexpr int kFirstWaitMs = 1'000;      // shorter waits for the server are not worth a line
-constexpr int kWaitLineMs = 60'000;
+constexpr int kProbeMs = 300;            // for what says why there is no connection
+constexpr double kFirstWaitS = 1;        // shorter waits for the server are not worth a line
+constexpr double kWaitLineS = 60;
 constexpr absl::Duration kLookEvery = absl::Seconds(2);  // whether an address of this host is back
 
-// gRPC's own lines are for who debugs gRPC.
-void LogOfGrpc(gpr_log_func_args* args) { VLOG(1) << "gRPC: " << args->message; }
-
-// WaitForConnected would begin its span anew at each try to connect, and each failure.
-bool ConnectedWithin(grpc::Channel& channel, int milliseconds) {
-  const double end_s = RealClock().MonotonicSeconds() + milliseconds / 1e3;
-  for (auto state = channel.GetState(true); state != GRPC_CHANNEL_READY; state = channel.GetState(true)) {
-    const auto left_ms = static_cast<int64_t>((end_s - RealClock().MonotonicSeconds()) * 1e3);
-    if (left_ms <= 0 || !channel.WaitForStateChange(state, gpr_time_from_millis(left_ms, GPR_TIMESPAN))) return false;
-  }
-  return true;
+// Makes one call, which tells why there is no connection: a channel's state does not.
+std::string WhyNot(const std::shared_ptr<grpc::Channel>& channel, const TlsFiles& tls) {
+  grpc::ClientContext context;
+  context.set_deadline(gpr_time_from_millis(kProbeMs, GPR_TIMESPAN));
+  const auto stub = internal::v1::WorkerService::NewStub(channel);
+  return ConnectionCause(stub->Session(&context)->Finish().error_message(), tls);
 }
 
-void WaitForServer(grpc::Channel& channel, const std::string& server) {
-  if (ConnectedWithin(channel, kFirstWaitMs)) return;
+void WaitForServer(const std::shared_ptr<grpc::Channel>& channel, const SessionOptions& options) {
+  if (ConnectedWithin(*channel, kFirstWaitS)) return;
   do {
-    LOG(WARNING) << "no server at " << server << " yet; trying again, at most " << kRedialMsMax / 1000
-                 << " s after each try";
-  } while (!ConnectedWithin(channel, kWaitLineMs));
+    const std::string cause = WhyNot(channel, options.tls);
+    LOG(WARNING) << "no server at " << options.server << " yet" << (cause.empty() ? "" : absl::StrCat(" (", cause, ")"))
+                 << "; trying again, at most " << kRedialMsMax / 1000 << " s after each try";
+  } while (!ConnectedWithin(*channel, kWaitLineS));
 }
 
 // Waits until this host has the address that it is told to use. It had it when the process was started; a link that is
@@ -78,14 +78,14 @@ bool WaitForAddress(const std::string& address) {
 }
 
 // Returns when both are there: either may go while the other is waited for.
-void WaitForServerAndAddress(grpc::Channel& channel, const SessionOptions& options) {
+void WaitForServerAndAddress(const std::shared_ptr<grpc::Channel>& channel, const SessionOptions& options) {
   do {
-    WaitForServer(channel, options.server);
+    WaitForServer(channel, options);
   } while (WaitForAddress(options.address));
 }
 
-std::shared_ptr<grpc::Channel> Dial(const std::string& server) {
-  gpr_set_log_function(LogOfGrpc);
+std::shared_ptr<grpc::Channel> Dial(const std::string& server, const TlsFiles& tls) {
+  QuietGrpc();
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kReceivedBytesMax);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingEveryMs);
@@ -99,7 +99,7 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& server) {
   arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kRedialMsMax);
   // http_proxy of the environment is for other traffic: the server is in the workers' own network.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(server, ChannelCredentialsOf(tls), arguments);
 }
 
 WorkerMessage RegisterMessage(const SessionOptions& options, const std::string& address) {
@@ -304,8 +304,8 @@ struct Session {
 }  // namespace
 
 SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
-  auto session = std::make_unique<Session>(Dial(options.server));
-  WaitForServerAndAddress(*session->channel, options);
+  auto session = std::make_unique<Session>(Dial(options.server, options.tls));
+  WaitForServerAndAddress(session->channel, options);
   const std::string address = OwnAddress(options);
   LOG(INFO) << "registers at " << options.server << " as " << options.incarnation;
   const absl::StatusOr<std::string> nonce = AskForProof(session->channel, options.server, options.secret);

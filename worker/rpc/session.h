@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "common/base/tls_files.h"
 #include "worker/engine/engine.h"
 #include "worker/memory/device_memory.h"
 
@@ -25,6 +26,7 @@ struct SessionOptions {
   std::function<DeviceMemory()> device_memory = HostMemory;
   // The model is loaded; an error ends the session with it.
   std::function<absl::Status()> on_ready = [] { return absl::OkStatus(); };
+  TlsFiles tls = {};  // none: plaintext
 };
 
 // How a session ended.

@@ -5,26 +5,29 @@
 #include "common/base/clock.h"
 #include "common/base/connection_pings.h"
 #include "common/base/message_sizes.h"
+#include "common/rpc/connected_within.h"
+#include "common/rpc/connection_cause.h"
+#include "common/rpc/grpc_log.h"
+#include "common/rpc/tls_credentials.h"
 #include "grpc/support/time.h"
 #include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
 
 namespace stemma::cli {
 namespace {
 
 constexpr int kRedialMsMax = 1'000;
+constexpr double kProbeS = 0.3;
 
 // A span is a deadline relative to now.
 gpr_timespec FromNow(double seconds) { return gpr_time_from_millis(static_cast<int64_t>(seconds * 1e3), GPR_TIMESPAN); }
 
-// WaitForConnected would begin its span anew at each try to connect, and each failure.
-bool ConnectedWithin(grpc::Channel& channel, double seconds) {
-  const double end_s = RealClock().MonotonicSeconds() + seconds;
-  for (auto state = channel.GetState(true); state != GRPC_CHANNEL_READY; state = channel.GetState(true)) {
-    const double left_s = end_s - RealClock().MonotonicSeconds();
-    if (left_s <= 0 || !channel.WaitForStateChange(state, FromNow(left_s))) return false;
-  }
-  return true;
+// Makes one call, which tells why there is no connection: a channel's state does not.
+std::string WhyNot(const std::shared_ptr<grpc::Channel>& channel, const TlsFiles& tls) {
+  grpc::ClientContext context;
+  SetTimeout(context, kProbeS);
+  v1::ServerInfo info;
+  const auto stub = v1::TrainingService::NewStub(channel);
+  return ConnectionCause(stub->GetServerInfo(&context, {}, &info).error_message(), tls);
 }
 
 // Ends what is said of a server beyond this machine: gRPC reads the variables by itself.
@@ -42,6 +45,9 @@ Connection::Connection(std::shared_ptr<grpc::Channel> channel, double timeout_s)
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionOptions& options) {
   const absl::StatusOr<HostPort> address = ParseDialAddress(options.address);
   if (!address.ok()) return UsageError(absl::StrCat("--server: ", address.status().message()));
+  const absl::Status tls = CheckTlsFiles(options.tls, TlsSide::kClient, RealClock().Now()).status();
+  if (!tls.ok()) return UsageError(std::string(tls.message()));
+  QuietGrpc();
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kReceivedBytesMax);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingEveryMs);
@@ -54,10 +60,12 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionOpt
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   // No proxy reaches a server of this machine.
   if (address->loopback) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  auto channel = grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
+  auto channel = grpc::CreateCustomChannel(options.address, ChannelCredentialsOf(options.tls), arguments);
   if (!ConnectedWithin(*channel, options.connect_timeout_s)) {
-    return ConnectError(absl::StrCat("no connection to ", options.address, " within ", options.connect_timeout_s,
-                                     " s; is `stemma local` running there?", address->loopback ? "" : kProxyHint));
+    const std::string cause = WhyNot(channel, options.tls);
+    return ConnectError(absl::StrCat("no connection to ", options.address, " within ", options.connect_timeout_s, " s",
+                                     cause.empty() ? "" : absl::StrCat(" (", cause, ")"),
+                                     "; is `stemma local` running there?", address->loopback ? "" : kProxyHint));
   }
   return std::unique_ptr<Connection>(new Connection(std::move(channel), options.timeout_s));
 }

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/cli/output/command_status.h"
+#include "common/base/tls_files.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "stemma/v1/training.grpc.pb.h"
@@ -17,6 +18,7 @@ struct ConnectionOptions {
   std::string address;
   double connect_timeout_s = 10;
   double timeout_s = 30;
+  TlsFiles tls = {};  // none: plaintext
 };
 
 // Sets the deadline `seconds` from now.

@@ -7,9 +7,13 @@
 #include <string_view>
 
 #include "CLI/CLI.hpp"
+#include "common/base/tls_options.h"
 
 namespace stemma::cli {
 namespace {
+
+constexpr std::pair<const char*, const char*> kTlsVariables[] = {
+    {kTlsCertOption, "STEMMA_TLS_CERT"}, {kTlsKeyOption, "STEMMA_TLS_KEY"}, {kTlsCaOption, "STEMMA_TLS_CA"}};
 
 bool IsSet(const char* variable) {
   const char* value = std::getenv(variable);
@@ -27,6 +31,8 @@ void AddServerOptions(CLI::App* command, ConnectionOptions* options, bool requir
   auto* server = command->add_option("--server", options->address, "Address of the server")->type_name("HOST:PORT");
   // Where a server is optional, a variable left in the environment must not change what the command does.
   if (required) server->required()->envname("STEMMA_SERVER");
+  AddClientTlsOptions(command, options->tls);
+  for (const auto& [option, variable] : kTlsVariables) command->get_option(option)->envname(variable);
   AddNumber(command, "--connect-timeout", options->connect_timeout_s, "Longest wait for a connection", kTimeoutRange)
       ->type_name("SECONDS")
       ->capture_default_str();

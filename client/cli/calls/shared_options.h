@@ -20,7 +20,8 @@ namespace stemma::cli {
 // Seconds of a timeout: calls count in milliseconds.
 inline constexpr NumberRange kTimeoutRange = {.min = 1e-3, .max = 1e9};
 
-// --server ADDR (where required: or STEMMA_SERVER), --connect-timeout, --timeout.
+// --server ADDR (where required: or STEMMA_SERVER), --tls-ca and the like (or STEMMA_TLS_CA), --connect-timeout,
+// --timeout.
 void AddServerOptions(CLI::App* command, ConnectionOptions* options, bool required = true);
 
 // -o table|json. Headers are bold on a terminal unless NO_COLOR is set.

@@ -4,6 +4,7 @@ from . import trace, verl
 from ._bound import Bound, bound
 from ._export_calls import Export
 from ._schedules import constant, cosine, linear
+from ._tls import Tls
 from .client import Client, Future
 from .config import (AdamW, LossConfig, adamw, cispo, cross_entropy, dapo, dr_grpo, grpo, gspo, importance_sampling,
                      reinforce)
@@ -14,6 +15,6 @@ from .results import Checkpoint, LoadedCheckpoint, RolloutLogProbs, StepResult, 
 
 __all__ = ["AdamW", "Bound", "Checkpoint", "Client", "Export", "Future", "Group", "LineageLostError", "LoadedCheckpoint",
            "LocalServer", "LossConfig", "RequestInterrupted", "Rollout", "RolloutLogProbs", "StemmaError",
-           "StepResult", "UpdateResult", "adamw", "bound", "cispo", "constant", "cosine", "cross_entropy", "dapo",
+           "StepResult", "Tls", "UpdateResult", "adamw", "bound", "cispo", "constant", "cosine", "cross_entropy", "dapo",
            "dr_grpo", "grpo", "gspo", "importance_sampling", "linear", "reinforce", "trace", "verl"]
 __version__ = "0.1.0"

@@ -13,6 +13,7 @@ import time
 import grpc
 
 from . import errors
+from ._tls import credentials_of
 
 _RECEIVE_BYTES_MAX = 64 << 20
 _PROBE_S = 0.3
@@ -29,6 +30,8 @@ _SOCKETS = ("unix:", "unix-abstract:")     # gRPC's; a Stemma server has none, a
 _RESOLVERS = ("dns:", "ipv4:", "ipv6:")    # gRPC's names of how a host is looked up
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")     # variables that gRPC reads, the first that is set
 
+_CLOSED = "the connection was closed"
+_NO_TLS = "the server speaks no TLS"
 # Parts of gRPC's texts, in the order in which they are looked for, and what they mean.
 _CAUSES = (
     ("Connection refused", "connection refused: no process listens there"),
@@ -40,14 +43,19 @@ _CAUSES = (
     ("Permission denied", "permission denied"),
     ("Network is unreachable", "the network is unreachable"),
     ("No route to host", "no route to the host"),
+    ("certificate has expired", "the server's certificate has ended"),
+    ("certificate is not yet valid", "the server's certificate begins later: look at both clocks"),
+    ("certificate verify failed", "no CA of tls.ca signed the server's certificate"),
+    ("hostname verification", "the server's certificate is not of this host"),
+    ("wrong version number", _NO_TLS),
     ("http1", "what listens there is not a Stemma server"),
     ("HTTP/1", "what listens there is not a Stemma server"),
     ("Failed parsing HTTP/2", "what listens there is not a Stemma server"),
     ("Unexpected response from server", "what listens there is not a Stemma server"),
-    ("Connection reset", "the connection was closed"),
-    ("Broken pipe", "the connection was closed"),
-    ("Socket closed", "the connection was closed"),
-    ("GOAWAY", "the connection was closed"),
+    ("Connection reset", _CLOSED),
+    ("Broken pipe", _CLOSED),
+    ("Socket closed", _CLOSED),
+    ("GOAWAY", _CLOSED),
 )
 # Those of a call that had no connection to be sent on.
 _UNSENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving")
@@ -56,8 +64,9 @@ _UNSENT = ("failed to connect to all addresses", "DNS resolution failed", "error
 class Connection:
     """Thread safety: all methods may be called from any thread."""
 
-    def __init__(self, address, connect_timeout_s):
+    def __init__(self, address, connect_timeout_s, tls=None):
         self.address = _checked(address)
+        self._speaks_tls = tls is not None
         self._timeout_s = connect_timeout_s
         self._reached, self._closed = False, False
         self._owner_pid = os.getpid()
@@ -65,16 +74,7 @@ class Connection:
         self._looking_changed = threading.Condition()
         self._polled_until = 0.0  # of time.monotonic()
         self._look_lock = threading.Lock()  # two that look at once make gRPC's own thread outlive both
-        self.channel = grpc.insecure_channel(address, options=[
-            ("grpc.max_receive_message_length", _RECEIVE_BYTES_MAX), ("grpc.max_send_message_length", -1),
-            ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS), ("grpc.min_reconnect_backoff_ms", _HANDSHAKE_MS),
-            ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS),
-            # A server may come back at another address: its name is asked for again at each try, not only every 30 s.
-            ("grpc.dns_min_time_between_resolutions_ms", _RECONNECT_MAX_MS), ("grpc.keepalive_time_ms", _PING_MS),
-            # Which of the two counts differs between gRPC's versions.
-            ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS), ("grpc.http2.ping_timeout_ms", _PING_ANSWER_MS),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.enable_http_proxy", int(not _is_loopback(address)))])  # no proxy reaches a server of this machine
+        self.channel = _channel_to(address, credentials_of(tls))
 
     def reach(self, within_s):
         """Returns once a server was reached, now or ever. Raises StemmaError UNAVAILABLE after connect_timeout_s or within_s,
@@ -169,8 +169,19 @@ class Connection:
 
     def _never_reached(self, timeout_s):
         listen = "HOST:PORT" if self.address.startswith(_SOCKETS) else self.address
-        return (f"no Stemma server answers at {self.address} ({self._probe()}; tried for {round(timeout_s, 2):g} s). Is it "
-                f"running? `stemma local --model MODEL_DIR --listen {listen}` starts one; else check host and port{_proxy_hint(self.address)}")
+        cause = self._probe()
+        return (f"no Stemma server answers at {self.address} ({cause}; tried for {round(timeout_s, 2):g} s). Is it running? `stemma local "
+                f"--model MODEL_DIR --listen {listen}` starts one; else check host and port{self._tls_hint(cause)}{_proxy_hint(self.address)}")
+
+    def _tls_hint(self, cause):
+        """What TLS may have to do with it: who is not let in is told no more than that the connection was closed."""
+        if cause == _NO_TLS:
+            return ". It has no --tls-cert: give it one, or make the Client without tls"
+        if cause != _CLOSED:
+            return ""
+        if self._speaks_tls:
+            return ". Where the server has --tls-ca, it wants a certificate that one of these CAs signed: tls.cert and tls.key"
+        return ". Where the server speaks TLS (--tls-cert), the Client needs tls=stemma.Tls(ca=...)"
 
     def _probe(self):
         """One call that tells why: the future of a channel does not."""
@@ -181,8 +192,26 @@ class Connection:
         return "it began to answer just now: try again"
 
 
+def _channel_to(address, credentials):
+    """credentials: None for plaintext."""
+    options = [
+        ("grpc.max_receive_message_length", _RECEIVE_BYTES_MAX), ("grpc.max_send_message_length", -1),
+        ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS), ("grpc.min_reconnect_backoff_ms", _HANDSHAKE_MS),
+        ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS),
+        # A server may come back at another address: its name is asked for again at each try, not only every 30 s.
+        ("grpc.dns_min_time_between_resolutions_ms", _RECONNECT_MAX_MS), ("grpc.keepalive_time_ms", _PING_MS),
+        # Which of the two counts differs between gRPC's versions.
+        ("grpc.keepalive_timeout_ms", _PING_ANSWER_MS), ("grpc.http2.ping_timeout_ms", _PING_ANSWER_MS),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_http_proxy", int(not _is_loopback(address)))]  # no proxy reaches a server of this machine
+    if credentials is None:
+        return grpc.insecure_channel(address, options)
+    return grpc.secure_channel(address, credentials, options)
+
+
 def _cause(text):
-    return next((words for part, words in _CAUSES if part in (text or "")), "no answer")
+    text = (text or "").lower().replace("_", " ")
+    return next((words for part, words in _CAUSES if part.lower() in text), "no answer")
 
 
 def _is_loopback(address):

@@ -46,7 +46,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
     that is there answers by then."""
 
     def __init__(self, address, retries=60, retry_delay_s=0.2, recorder=None, connect_timeout_s=1.5,
-                 follow_lineage=False, recovery_timeout_s=3600.0):
+                 follow_lineage=False, recovery_timeout_s=3600.0, tls=None):
         """Makes a client; it connects at the first call.
 
         address         "host:port", the port from 1 to 65535
@@ -63,13 +63,14 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         follow_lineage  go on with whatever weights the server has, also after those trained so far are lost
         recovery_timeout_s  how long a call waits for a server that starts or recovers: that loads its model, computes its
                         steps again, or waits for workers. Such answers use up no retries; the log says what is waited for
+        tls             a stemma.Tls: the connection is encrypted, and the server's certificate checked. None: plaintext
         """
         self._retries = config.whole("retries", retries)
         self._retry_delay_s = checked_s("retry_delay_s", retry_delay_s)
         self._recovery_timeout_s = checked_s("recovery_timeout_s", recovery_timeout_s)
         self._follow_lineage = config.checked_truth("follow_lineage", follow_lineage)
         self._recording = Recording(recorder)
-        self._connection = Connection(address, checked_s("connect_timeout_s", connect_timeout_s))
+        self._connection = Connection(address, checked_s("connect_timeout_s", connect_timeout_s), tls)
         self._stub = TrainingStub(self._connection.channel)
         self._lineage, self._step = None, None  # those that _saw keeps
         self._untold_until = 0.0  # of time.monotonic(): workers load what this client asked for

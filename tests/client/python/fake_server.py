@@ -9,9 +9,9 @@ from stemma import _proto
 
 class FakeServer:
     """handlers: {method name: function(request or iterator, context) -> response or iterator}. port: where it listens; 0: a free
-    one."""
+    one. credentials: grpc.ServerCredentials; None: it speaks plaintext."""
 
-    def __init__(self, handlers, port=0):
+    def __init__(self, handlers, port=0, credentials=None):
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
         make = {(False, False): grpc.unary_unary_rpc_method_handler, (True, False): grpc.stream_unary_rpc_method_handler,
                 (False, True): grpc.unary_stream_rpc_method_handler, (True, True): grpc.stream_stream_rpc_method_handler}
@@ -20,7 +20,8 @@ class FakeServer:
                 for name, request, response, up, down in _proto.methods("stemma.v1.TrainingService") if name in handlers}
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("stemma.v1.TrainingService", rpcs),))
-        self.port = self._server.add_insecure_port(f"{HOST}:{port}")
+        self.port = (self._server.add_insecure_port(f"{HOST}:{port}") if credentials is None else
+                     self._server.add_secure_port(f"{HOST}:{port}", credentials))
         self.address = f"{HOST}:{self.port}"
 
     def __enter__(self):

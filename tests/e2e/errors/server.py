@@ -60,10 +60,11 @@ def word(message, field):
 class Cluster:
     """`fake`: the worker that hangs and dies on demand (tests/testing/fake_worker), else stemma-worker. `worker`: whether
     one is started; else the test plays one (played_worker.py) or starts it later. `data`: the data directory.
-    `rlimits`: of the server, as prlimit's options. `failpoints`: those whose server it runs (failpoints.py)."""
+    `rlimits`: of the server, as prlimit's options. `failpoints`: those whose server it runs (failpoints.py). `credentials`: of
+    the test's own channel, where the flags have the server speak TLS."""
 
     def __init__(self, fake=False, config=None, flags=(), model=MODEL, worker=True, rlimits=(), worker_flags=("--once",),
-                 data=None, failpoints=None):
+                 data=None, failpoints=None, credentials=None):
         self.fake, self.worker_flags = fake, worker_flags
         self._directory = tempfile.TemporaryDirectory(prefix="stemma-e2e-")
         self.root = pathlib.Path(self._directory.name)
@@ -82,7 +83,7 @@ class Cluster:
         self.log = open(self.root / "log", "w")
         self.server, self.address = None, None
         self._start_server()
-        self.channel = channel_to(self.address, options=[("grpc.max_send_message_length", -1)])
+        self.channel = channel_to(self.address, options=[("grpc.max_send_message_length", -1)], credentials=credentials)
         self.stub = TrainingStub(self.channel)
         self.worker = None
         if worker:
