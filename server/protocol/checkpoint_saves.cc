@@ -64,12 +64,12 @@ bool CheckpointSaves::IsNew() const {
 
 void CheckpointSaves::AddWhenDue() {
   last_save_ = std::min(last_save_, p_.out.now());
+  if (tried_at_step_ > p_.lineage.step()) tried_at_step_ = 0;  // its steps were given up
   const v1::Checkpoints& rules = p_.options.config.checkpoints();
   if (rules.manual() || rules.every_steps() == 0 || !can_save() || p_.save.is_late() || !IsNew()) return;
   const KnownCheckpoint* newest = NewestSound(p_.history.state());
   // One that was begun counts, however it ended: where saving costs the workers, they are not lost again at once.
-  const uint64_t tried = tried_at_step_ <= p_.lineage.step() ? tried_at_step_ : 0;  // else of steps that were given up
-  const uint64_t since = std::max(newest == nullptr ? 0 : newest->step(), tried);
+  const uint64_t since = std::max(newest == nullptr ? 0 : newest->step(), tried_at_step_);
   const bool many = p_.lineage.step() >= since + rules.every_steps();
   const bool long_ago = p_.out.now() - last_save_ >= absl::Minutes(static_cast<double>(rules.every_minutes()));
   if (!many && !long_ago) return;
