@@ -54,7 +54,7 @@ absl::StatusOr<std::string> CheckpointConfig(const CheckpointFiles& files, const
 absl::StatusOr<FileShare> OtherFile(const CheckpointFiles& files, const std::string& name, const std::string& path) {
   FileShare share = {.name = name, .kind = StateKind::kMaster, .front = files.index, .pieces = {}};
   if (name == kIndexFile) return share;
-  ASSIGN_OR_RETURN(share.front, ReadFile(path, kOtherFileBytesMax));
+  ASSIGN_OR_RETURN(share.front, ReadOtherFile(path));
   if (name == kConfigFile) {
     ASSIGN_OR_RETURN(share.front, CheckpointConfig(files, path, share.front));
   }

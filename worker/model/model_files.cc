@@ -19,6 +19,7 @@ namespace {
 using safetensors::Dtype;
 
 constexpr mode_t kFolderMode = 0755;
+constexpr uint64_t kOtherFileBytesMax = uint64_t{256} << 20;
 
 struct FileDtype {
   const char* name;
@@ -43,6 +44,14 @@ absl::StatusOr<nlohmann::ordered_json> ParseObject(const std::string& path, cons
 std::string FileText(const nlohmann::ordered_json& json) { return json.dump(2) + "\n"; }
 
 }  // namespace
+
+absl::StatusOr<std::string> ReadOtherFile(const std::string& path) {
+  absl::StatusOr<std::string> content = ReadFile(path, kOtherFileBytesMax);
+  if (!absl::IsNotFound(content.status())) return content;
+  return absl::InvalidArgumentError(absl::StrCat(
+      path,
+      ": has gone since the model was loaded, and exports and checkpoints copy it: put the model directory back"));
+}
 
 absl::Status MakeFolderOf(const std::string& folder, const std::string& name) {
   const size_t slash = name.find('/');

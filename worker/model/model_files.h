@@ -13,8 +13,9 @@
 
 namespace stemma::worker {
 
-// A tokenizer of a large vocabulary has some 20 MB; nothing that is copied is larger than this.
-inline constexpr uint64_t kOtherFileBytesMax = uint64_t{256} << 20;
+// Reads a file that is copied, of 256 MiB at the most: a tokenizer of a large vocabulary has some 20 MB. Errors:
+// InvalidArgument - it has gone since the model was loaded; those of ReadFile.
+absl::StatusOr<std::string> ReadOtherFile(const std::string& path);
 
 // Makes the folder in `folder` that the file `name` lies in, where the name has one, as additional_chat_templates/NAME.
 // Errors: those of mkdir; `folder` itself is there.

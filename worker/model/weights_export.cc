@@ -182,7 +182,7 @@ absl::StatusOr<uint64_t> WeightsExport::Write(const ExportFile& file, const std:
 
 absl::Status WeightsExport::WriteOtherFiles(const std::string& folder) const {
   for (const auto& [name, path] : source_->other_files) {
-    ASSIGN_OR_RETURN(std::string content, ReadFile(path, kOtherFileBytesMax));
+    ASSIGN_OR_RETURN(std::string content, ReadOtherFile(path));
     if (name == "config.json") RETURN_IF_ERROR(CheckConfigStays(path, content, source_->config));
     if (dtype_.has_value() && name == "config.json") {
       ASSIGN_OR_RETURN(content, ConfigWithDtype(path, content, *dtype_));

@@ -80,7 +80,10 @@ absl::Status RunLoad(const CheckpointOptions& options) {
   v1::LoadCheckpointRequest request;
   request.set_name(options.name);
   ASSIGN_OR_RETURN(const auto loaded, connection->CallFor(options.disk_timeout_s, &Stub::LoadCheckpoint, request));
-  if (client_state) {
+  if (client_state && loaded.client_state().empty()) {
+    std::cerr << "nothing was kept with checkpoint " << loaded.checkpoint().name() << ": " << options.client_state
+              << " is not written" << std::endl;
+  } else if (client_state) {
     RETURN_IF_ERROR(client_state->Write(loaded.client_state()));
     RETURN_IF_ERROR(client_state->Commit());
   }

@@ -44,6 +44,9 @@ class CliE2eTest(unittest.TestCase):
         self.assertEqual(result.returncode, code, result.stdout + result.stderr)
         return result
 
+    def wait_until_it_serves(self, address):
+        wait_for(lambda: run("status", "--server", address).returncode == 0, "the worker has the weights")
+
     def records(self, *arguments):
         return [json.loads(line) for line in self.call(*arguments, "-o", "json").stdout.splitlines()]
 
@@ -117,6 +120,12 @@ class CliE2eTest(unittest.TestCase):
             self.assertTrue(self.records(address, "checkpoint", "list")[1]["base"])
             loaded = self.records(address, "checkpoint", "load", "begin", "--client-state-out", back)[0]
             self.assertEqual((loaded["step"], back.read_bytes()), (0, position.read_bytes()))
+            self.wait_until_it_serves(address)
+            said = self.call(address, "checkpoint", "load", "step-00000003", "--client-state-out", back).stderr
+            self.assertIn("nothing was kept with checkpoint step-00000003: ", said)
+            self.assertEqual(back.read_bytes(), position.read_bytes(), "an earlier file stays")
+            self.wait_until_it_serves(address)
+            self.call(address, "checkpoint", "load", "begin")
             self.call(address, "checkpoint", "delete", "step-00000003")
             self.assertEqual([known["name"] for known in self.records(address, "checkpoint", "list")], ["begin"])
 

@@ -281,3 +281,16 @@ def test_a_file_that_changed_after_loading_is_an_error_and_the_worker_stays(name
             client.export("broken", dtype="bfloat16")
         assert client.model()["lineage"] == lineage and client.model()["state"] == "IDLE"
         assert os.listdir(tmp_path / "data" / "exports") == []
+
+
+def test_a_model_directory_that_has_gone_is_named(tmp_path):
+    loaded = models.make(str(tmp_path / "model"), models.Spec("llama"), SHARD)
+    with server(loaded, data=str(tmp_path / "data")) as local, stemma.Client(local.address) as client:
+        client.model()
+        os.rename(loaded, loaded + ".away")
+        for copy in (client.export, client.save_checkpoint):
+            with pytest.raises(stemma.StemmaError, match="json: has gone since the model was loaded, .*put the model directory back"):
+                copy("broken")
+        os.rename(loaded + ".away", loaded)
+        client.export("whole")
+        assert os.listdir(tmp_path / "data" / "exports") == ["whole"]
