@@ -139,7 +139,13 @@ bool Membership::CheckLoaded(const std::string& weights_digest) {
   const internal::v1::KnownCheckpoint& base = *p_.base.checkpoint();
   const std::string& dtype = p_.gang.config().dtype();
   const std::string* saved = DigestIn(base, dtype);
-  if (saved != nullptr && !WeightsDiffer(*saved, weights_digest)) return true;
+  if (saved != nullptr && !WeightsDiffer(*saved, weights_digest)) {
+    if (base.dtype() != dtype || base.loaded_dtype().empty()) return true;
+    Diverge(absl::StrCat("checkpoint ", base.name(), ", loaded in ", base.loaded_dtype(), " before and in ", dtype,
+                         " again,"));
+    p_.history.ForgetLoaded(base.name());
+    return true;
+  }
   if (base.dtype() != dtype) {
     Diverge(absl::StrCat("checkpoint ", base.name(), ", saved in ", base.dtype(), " and loaded in ", dtype, ","));
     p_.history.NoteLoaded(base.name(), dtype, weights_digest);
