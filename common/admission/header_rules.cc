@@ -141,6 +141,8 @@ void CheckLoss(const v1::LossConfig& loss, HeaderCheck& check, RolloutNeeds& nee
   check.Check({"update.loss.entropy_coeff", loss.has_entropy_coeff(), loss.entropy_coeff()}, Use::kOptional, "");
 }
 
+constexpr char kWithoutKl[] = "for a loss without one leave kl_loss_coef out";
+
 // True if there is a KL term with its reference, or neither.
 bool CheckKl(const v1::UpdateHeader& header, HeaderCheck& check) {
   const v1::LossConfig& loss = header.loss();
@@ -149,11 +151,16 @@ bool CheckKl(const v1::UpdateHeader& header, HeaderCheck& check) {
   check.AtLeast({"update.loss.kl_loss_coef", loss.has_kl_loss_coef(), loss.kl_loss_coef()}, 0, Use::kRequired,
                 "the KL term");
   if (!loss.has_kl_loss_type()) {
-    check.Add("update.loss.kl_loss_type", "is missing: the KL term needs it");
+    check.Add("update.loss.kl_loss_type", absl::StrCat("is missing: the KL term needs it; ", kWithoutKl));
   } else if (const auto type = ParseKlType(loss.kl_loss_type()); !type.ok()) {
     check.Add("update.loss.kl_loss_type", std::string(type.status().message()));
   }
-  if (!header.has_ref()) check.Add("update.ref", "is missing: the KL term needs reference log-probs");
+  if (!header.has_ref()) {
+    check.Add("update.ref",
+              absl::StrCat("is missing: the KL term needs reference log-probs, from CLIENT (ref_log_prob of "
+                           "each rollout) or from WEIGHTS; ",
+                           kWithoutKl));
+  }
   return header.has_ref();
 }
 

@@ -3,11 +3,12 @@
 #include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
+#include <openssl/objects.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <openssl/x509v3.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <ctime>
 #include <memory>
@@ -25,6 +26,7 @@ namespace stemma {
 namespace {
 
 constexpr uint64_t kFileBytesMax = 1 << 20;
+constexpr int kRsaBitsMin = 2048;
 
 struct Freed {
   void operator()(BIO* bio) const { BIO_free(bio); }
@@ -57,31 +59,24 @@ absl::StatusOr<std::string> ReadPem(std::string_view option, const std::string& 
   return text;
 }
 
-std::string TimeText(const ASN1_TIME* time) {
+absl::Time TimeOf(const ASN1_TIME* time) {
   tm parts = {};
-  if (ASN1_TIME_to_tm(time, &parts) != 1) return "a time that cannot be read";
-  return absl::StrFormat("%04d-%02d-%02d %02d:%02d UTC", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday,
-                         parts.tm_hour, parts.tm_min);
+  return ASN1_TIME_to_tm(time, &parts) == 1 ? absl::FromTM(parts, absl::UTCTimeZone()) : absl::InfinitePast();
 }
 
-absl::Time EndOf(const X509* certificate) {
-  tm parts = {};
-  if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &parts) != 1) return absl::InfinitePast();
-  return absl::FromTM(parts, absl::UTCTimeZone());
+std::string TimeText(absl::Time time) { return absl::FormatTime("%Y-%m-%d %H:%M UTC", time, absl::UTCTimeZone()); }
+
+TlsValidity ValidityOf(const X509* certificate) {
+  const absl::Time begins = TimeOf(X509_get0_notBefore(certificate)), ends = TimeOf(X509_get0_notAfter(certificate));
+  return {ends, ends - begins};
 }
 
-absl::Status CheckValid(std::string_view option, const std::string& path, const X509* certificate, absl::Time now) {
-  time_t seconds = absl::ToTimeT(now);
-  const ASN1_TIME* const first = X509_get0_notBefore(certificate);
-  const ASN1_TIME* const last = X509_get0_notAfter(certificate);
-  if (X509_cmp_time(last, &seconds) <= 0) {  // 0: it cannot be read
-    return Problem(option, path, absl::StrCat("a certificate in it ended at ", TimeText(last), ": renew it"));
-  }
-  if (X509_cmp_time(first, &seconds) >= 0) {
-    return Problem(option, path,
-                   absl::StrCat("a certificate in it begins at ", TimeText(first), ": look at this machine's clock"));
-  }
-  return absl::OkStatus();
+// "" or what is wrong.
+std::string TimeProblem(const X509* certificate, absl::Time now) {
+  const absl::Time begins = TimeOf(X509_get0_notBefore(certificate)), ends = TimeOf(X509_get0_notAfter(certificate));
+  if (ends <= now) return absl::StrCat("ended at ", TimeText(ends), ": renew it");
+  if (begins > now) return absl::StrCat("begins at ", TimeText(begins), ": look at this machine's clock");
+  return "";
 }
 
 // Returns at least one certificate, in the order of the file; what stands around them is passed over.
@@ -123,44 +118,81 @@ absl::StatusOr<Key> ReadKey(const std::string& path) {
   return key;
 }
 
-// Returns when the first certificate of the chain ends.
-absl::StatusOr<absl::Time> CheckOwnCertificate(const TlsFiles& files, absl::Time now) {
+// What clients compare with the host that they mean: the subject's common name, long obsolete, counts with some only.
+bool NamesHosts(const X509* certificate) { return X509_get_ext_by_NID(certificate, NID_subject_alt_name, -1) >= 0; }
+
+// Whether the TLS libraries of all clients check signatures of such a key, BoringSSL's, which is Python's, too.
+bool IsForServers(const EVP_PKEY* key) {
+  if (EVP_PKEY_get_base_id(key) == EVP_PKEY_RSA) return EVP_PKEY_get_bits(key) >= kRsaBitsMin;
+  char group[64] = "";
+  if (EVP_PKEY_get_base_id(key) != EVP_PKEY_EC || EVP_PKEY_get_group_name(key, group, sizeof(group), nullptr) != 1) {
+    return false;
+  }
+  return std::string_view(group) == SN_X9_62_prime256v1 || std::string_view(group) == SN_secp384r1;
+}
+
+absl::StatusOr<TlsValidity> CheckOwnCertificate(const TlsFiles& files, TlsSide side, absl::Time now) {
   if (files.key.empty()) return Problem(kTlsKeyOption, "", absl::StrCat("is missing: ", kTlsCertOption, " needs it"));
   if (files.cert.empty()) return Problem(kTlsCertOption, "", absl::StrCat("is missing: ", kTlsKeyOption, " needs it"));
   ASSIGN_OR_RETURN(const std::vector<Certificate> chain, ReadCertificates(kTlsCertOption, files.cert));
-  for (const Certificate& one : chain) RETURN_IF_ERROR(CheckValid(kTlsCertOption, files.cert, one.get(), now));
+  const X509* const own = chain.front().get();
+  if (const std::string problem = TimeProblem(own, now); !problem.empty()) {
+    return Problem(kTlsCertOption, files.cert, absl::StrCat("the certificate ", problem));
+  }
   ASSIGN_OR_RETURN(const Key key, ReadKey(files.key));
-  const bool match = X509_check_private_key(chain.front().get(), key.get()) == 1;
+  const bool match = X509_check_private_key(own, key.get()) == 1;
   ERR_clear_error();
   if (!match) {
     return Problem(kTlsKeyOption, files.key,
                    absl::StrCat("it is not the key of the first certificate in ", files.cert));
   }
-  absl::Time end = absl::InfiniteFuture();
-  for (const Certificate& one : chain) end = std::min(end, EndOf(one.get()));
-  return end;
+  if (side == TlsSide::kServer && !NamesHosts(own)) {
+    return Problem(kTlsCertOption, files.cert,
+                   "it has no subject alternative names, by which clients know a host: have one made that names the "
+                   "server's hosts, or IPs, there");
+  }
+  if (side == TlsSide::kServer && !IsForServers(key.get())) {
+    return Problem(kTlsKeyOption, files.key,
+                   absl::StrCat("not every client checks signatures of its kind: have one made of RSA with ",
+                                kRsaBitsMin, " bits or more, or of P-256 or P-384"));
+  }
+  return ValidityOf(own);
 }
 
-// A bundle may hold some that have ended beside those that count.
-absl::Status CheckCa(const std::string& path, absl::Time now) {
+// Returns the validity of the CA that ends last: a bundle may hold some that have ended beside those that count.
+absl::StatusOr<TlsValidity> CheckCa(const std::string& path, absl::Time now) {
   ASSIGN_OR_RETURN(const std::vector<Certificate> bundle, ReadCertificates(kTlsCaOption, path));
-  absl::Status problem;
+  TlsValidity last = {absl::InfinitePast(), absl::ZeroDuration()};
+  std::string problem;
   for (const Certificate& one : bundle) {
-    problem = CheckValid(kTlsCaOption, path, one.get(), now);
-    if (problem.ok()) break;
+    const std::string of_one = TimeProblem(one.get(), now);
+    if (of_one.empty() && ValidityOf(one.get()).ends > last.ends) last = ValidityOf(one.get());
+    if (!of_one.empty()) problem = of_one;
   }
-  return problem;
+  if (last.ends > now) return last;
+  return Problem(kTlsCaOption, path, absl::StrCat("the last certificate that is not valid in it ", problem));
 }
 
 }  // namespace
 
-absl::StatusOr<absl::Time> CheckTlsFiles(const TlsFiles& files, TlsSide side, absl::Time now) {
+absl::Status CheckPeerCertificate(const std::string& pem, absl::Time now) {
+  const Certificate certificate(PEM_read_bio_X509(TextOf(pem).get(), nullptr, nullptr, nullptr));
+  ERR_clear_error();
+  const std::string problem = certificate == nullptr ? "cannot be read" : TimeProblem(certificate.get(), now);
+  if (problem.empty()) return absl::OkStatus();
+  return absl::UnauthenticatedError(absl::StrCat("the certificate ", problem));
+}
+
+absl::StatusOr<TlsValidity> CheckTlsFiles(const TlsFiles& files, TlsSide side, absl::Time now) {
   const bool has_own = !files.cert.empty() || !files.key.empty();
-  absl::Time end = absl::InfiniteFuture();
+  TlsValidity first;
   if (has_own) {
-    ASSIGN_OR_RETURN(end, CheckOwnCertificate(files, now));
+    ASSIGN_OR_RETURN(first, CheckOwnCertificate(files, side, now));
   }
-  if (!files.ca.empty()) RETURN_IF_ERROR(CheckCa(files.ca, now));
+  if (!files.ca.empty()) {
+    ASSIGN_OR_RETURN(const TlsValidity ca, CheckCa(files.ca, now));
+    if (ca.ends < first.ends) first = ca;
+  }
   if (side == TlsSide::kServer && !files.ca.empty() && !has_own) {
     return Problem(kTlsCertOption, "",
                    absl::StrCat("is missing: ", kTlsCaOption,
@@ -171,7 +203,7 @@ absl::StatusOr<absl::Time> CheckTlsFiles(const TlsFiles& files, TlsSide side, ab
                    absl::StrCat("is missing: it says that the server speaks TLS, and whose certificates it may have; ",
                                 kTlsCertOption, " alone does not"));
   }
-  return end;
+  return first;
 }
 
 }  // namespace stemma

@@ -24,10 +24,21 @@ struct TlsFiles {
 
 enum class TlsSide { kServer, kClient };
 
+// When the certificate that ends first does.
+struct TlsValidity {
+  absl::Time ends = absl::InfiniteFuture();
+  absl::Duration lasts = absl::InfiniteDuration();  // from its begin to its end
+};
+
 // Checks the files as they are now: that those are there which the side needs, that they can be read and parsed, that
-// the key is the certificate's and that others than its file's owner and group may not read it, that the certificates
-// of `cert` and one of `ca` are valid at `now`. Returns when the first certificate of `cert` ends; without `cert`
-// never. Errors: InvalidArgument - names the option, the file and what to do.
-absl::StatusOr<absl::Time> CheckTlsFiles(const TlsFiles& files, TlsSide side, absl::Time now);
+// the first certificate of `cert` and one of `ca` are valid at `now`, that the key is that certificate's and that
+// others than its file's owner and group may not read it. A server's certificate names hosts, and has a key that every
+// client can check. Returns the validity of the certificate, or of the last one of `ca`. Errors: InvalidArgument -
+// names the option, the file and what to do.
+absl::StatusOr<TlsValidity> CheckTlsFiles(const TlsFiles& files, TlsSide side, absl::Time now);
+
+// Checks that a certificate in PEM is valid at `now`. A session that is resumed shows its peer's once more, whose end
+// OpenSSL does not look at then. Errors: Unauthenticated.
+absl::Status CheckPeerCertificate(const std::string& pem, absl::Time now);
 
 }  // namespace stemma

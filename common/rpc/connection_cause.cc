@@ -7,6 +7,8 @@
 namespace stemma {
 namespace {
 
+constexpr char kAnotherHost[] = "the server's certificate does not name this host among its subject alternative names";
+
 // A part of gRPC's text in small letters, and what it means. The first that is found counts.
 struct Cause {
   const char* part;
@@ -15,11 +17,12 @@ struct Cause {
 
 constexpr Cause kCauses[] = {
     {"connection refused", "no process listens there"},
-    {"certificate has expired", "the server's certificate has ended"},
-    {"certificate is not yet valid", "the server's certificate begins later: look at both clocks"},
-    {"certificate verify failed", "no CA of --tls-ca signed the server's certificate"},
-    {"hostname verification", "the server's certificate is not of this host"},
-    {"wrong version number", "the server speaks no TLS: give it --tls-cert, or leave --tls-ca out"},
+    {"hostname verification", kAnotherHost},
+    {"does not match ssl server name", kAnotherHost},
+    {"certificate verify failed",
+     "the server's certificate is not accepted: no CA of --tls-ca signed it, or an intermediate is missing in the "
+     "server's --tls-cert, or it has ended, or is not for servers"},
+    {"wrong version number", "the server speaks no TLS: give it --tls-cert, or leave out --tls-ca and STEMMA_TLS_CA"},
 };
 
 // Who is not let in is told no more than that.

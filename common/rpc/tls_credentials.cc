@@ -1,6 +1,12 @@
 #include "common/rpc/tls_credentials.h"
 
+#include <functional>
+#include <string>
+
+#include "common/base/clock.h"
+#include "common/rpc/grpc_log.h"
 #include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_certificate_verifier.h"
 #include "grpcpp/security/tls_credentials_options.h"
 
 namespace stemma {
@@ -12,6 +18,22 @@ std::shared_ptr<grpc::experimental::CertificateProviderInterface> Watch(const Tl
   return std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(files.key, files.cert, files.ca,
                                                                               kLookEveryS);
 }
+
+// Looks at the end of a client's certificate once more, which OpenSSL does not where a session is resumed.
+class ValidNow final : public grpc::experimental::ExternalCertificateVerifier {
+ public:
+  bool Verify(grpc::experimental::TlsCustomVerificationCheckRequest* request, std::function<void(grpc::Status)>,
+              grpc::Status* status) override {
+    const grpc::string_ref pem = request->peer_cert();
+    const absl::Status valid = CheckPeerCertificate({pem.data(), pem.size()}, RealClock().Now());
+    if (!valid.ok()) {
+      LogRefusedHandshake(std::string(valid.message()));
+      *status = {grpc::StatusCode::UNAUTHENTICATED, std::string(valid.message())};
+    }
+    return true;  // it was done at once
+  }
+  void Cancel(grpc::experimental::TlsCustomVerificationCheckRequest*) override {}
+};
 
 // What both sides tell gRPC of the files that there are.
 void SetWatched(const TlsFiles& files, grpc::experimental::TlsCredentialsOptions& options) {
@@ -27,6 +49,9 @@ std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const TlsFiles& fil
   SetWatched(files, options);
   options.set_cert_request_type(files.ca.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
                                                  : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  if (!files.ca.empty()) {
+    options.set_certificate_verifier(grpc::experimental::ExternalCertificateVerifier::Create<ValidNow>());
+  }
   return grpc::experimental::TlsServerCredentials(options);
 }
 

@@ -176,6 +176,9 @@ absl::Status Serve(ServerMainOptions& options, const sigset_t& signals) {
             << (server->metrics_address().empty() ? ""
                                                   : ", metrics on http://" + server->metrics_address() + "/metrics")
             << ", data in " << options.data->path();
+  LOG_IF(WARNING, !options.listen.loopback && options.tls.any() && options.tls.ca.empty())
+      << "whoever reaches " << server->address() << " may train, load and export: " << kTlsCaOption
+      << " lets in those with a certificate alone";
   const int received = WaitForSignal(signals);
   LOG(INFO) << "stopping: " << strsignal(received) << "; what runs has " << options.drain_within
             << " to end, another signal ends at once";

@@ -204,16 +204,17 @@ uint64_t ReadBytes(const std::string& option, const std::string& text, std::vect
   return 0;
 }
 
-// `open`: it may be reachable from other machines.
-HostPort ReadListen(const std::string& option, const std::string& text, bool open, std::vector<std::string>& problems) {
+// `remedy`: of one that is reachable from other machines; empty: it may be.
+HostPort ReadListen(const std::string& option, const std::string& text, const std::string& remedy,
+                    std::vector<std::string>& problems) {
   const absl::StatusOr<HostPort> address = ParseListenAddress(text);
   if (!address.ok()) {
     problems.push_back(absl::StrCat(option, ": ", address.status().message()));
     return {};
   }
-  if (!address->loopback && !open) {
-    problems.push_back(absl::StrCat(option, " ", text, " is reachable from outside this machine in plaintext; give ",
-                                    kTlsCertOption, " and ", kTlsKeyOption, ", or add --insecure to do so"));
+  if (!address->loopback && !remedy.empty()) {
+    problems.push_back(
+        absl::StrCat(option, " ", text, " is reachable from outside this machine in plaintext; ", remedy));
   }
   return *address;
 }
@@ -224,11 +225,13 @@ void ReadListeners(const Flags& flags, ServerMainOptions& options, std::vector<s
   if (!tls.ok()) problems.emplace_back(tls.message());
   options.tls = flags.tls;
   const bool open = flags.insecure || flags.tls.any();
-  options.listen = ReadListen("--listen", flags.listen, open, problems);
-  options.worker_listen = ReadListen("--worker-listen", flags.worker_listen, open, problems);
-  options.ops_listen = ReadListen("--ops-listen", flags.ops_listen, open, problems);
+  const std::string add = open ? "" : "add --insecure to do so";
+  const std::string encrypt = open ? "" : absl::StrCat("give ", kTlsCertOption, " and ", kTlsKeyOption, ", or ", add);
+  options.listen = ReadListen("--listen", flags.listen, encrypt, problems);
+  options.worker_listen = ReadListen("--worker-listen", flags.worker_listen, encrypt, problems);
+  options.ops_listen = ReadListen("--ops-listen", flags.ops_listen, add, problems);
   if (!flags.metrics_listen) return;
-  options.metrics_listen = ReadListen("--metrics-listen", *flags.metrics_listen, open, problems);
+  options.metrics_listen = ReadListen("--metrics-listen", *flags.metrics_listen, add, problems);
   if (absl::StrContains(options.metrics_listen->host, ':')) {
     problems.push_back(absl::StrCat("--metrics-listen ", *flags.metrics_listen,
                                     ": metrics are served on an IPv4 address, or a name that has one"));

@@ -137,24 +137,19 @@ void Membership::OnReady(SessionId session, const internal::v1::Ready& message) 
 // False: the generation is given up, for its weights are not those that were saved.
 bool Membership::CheckLoaded(const std::string& weights_digest) {
   const internal::v1::KnownCheckpoint& base = *p_.base.checkpoint();
-  const std::string& dtype = p_.gang.config().dtype();
-  const std::string* saved = DigestIn(base, dtype);
-  if (saved != nullptr && !WeightsDiffer(*saved, weights_digest)) {
-    if (base.dtype() != dtype || base.loaded_dtype().empty()) return true;
-    Diverge(absl::StrCat("checkpoint ", base.name(), ", loaded in ", base.loaded_dtype(), " before and in ", dtype,
-                         " again,"));
-    p_.history.ForgetLoaded(base.name());
+  const std::string &name = base.name(), &dtype = p_.gang.config().dtype();
+  const std::string* known = DigestIn(base, dtype);
+  const bool is_known = known != nullptr && !WeightsDiffer(*known, weights_digest), is_own = base.dtype() == dtype;
+  if (is_known && (!is_own || base.loaded_dtype().empty())) return true;
+  if (is_known || !is_own) {  // each change of the dtype is one of the weights
+    Diverge(absl::StrCat("checkpoint ", name, is_own ? ", loaded in " : ", saved in ",
+                         is_own ? base.loaded_dtype() : base.dtype(), " and loaded in ", dtype, ","));
+    p_.history.NoteLoaded(name, is_own ? "" : dtype, is_own ? "" : weights_digest);
     return true;
   }
-  if (base.dtype() != dtype) {
-    Diverge(absl::StrCat("checkpoint ", base.name(), ", saved in ", base.dtype(), " and loaded in ", dtype, ","));
-    p_.history.NoteLoaded(base.name(), dtype, weights_digest);
-    return true;
-  }
-  const absl::Status damage =
-      MakeError(Reason::kCorruptCheckpoint,
-                absl::StrCat("checkpoint ", base.name(), " holds other weights than were saved in it"));
-  p_.history.JudgeCheckpoint(base.name(), std::string(damage.message()));
+  const absl::Status damage = MakeError(
+      Reason::kCorruptCheckpoint, absl::StrCat("checkpoint ", name, " holds other weights than were saved in it"));
+  p_.history.JudgeCheckpoint(name, std::string(damage.message()));
   GiveUp(std::string(damage.message()));
   return false;
 }

@@ -76,7 +76,7 @@ void Server::Rpc::ShowHealth() {
 Server::Server(const Clock& clock) : clock_(clock), rpc_(std::make_unique<Rpc>()) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, const Clock& clock) {
-  QuietGrpc();
+  QuietGrpcOfServer();
   std::unique_ptr<Server> self(new Server(clock));
   Rpc& rpc = *self->rpc_;
   PlanFunction plan = MakePlanFunction(options.model);

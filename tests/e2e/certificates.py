@@ -7,7 +7,7 @@ import subprocess
 
 from e2e.own_loopback import HOST
 
-_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
 DAY = datetime.timedelta(days=1)
 # What `openssl ca` wants to be told of where it keeps its books.
 _CONFIG = """[ca]
@@ -43,13 +43,15 @@ class Authority:
         self._folder, self.ca, self._key = folder, folder / "ca.pem", folder / "ca.key"
         (folder / "index").touch()
         (folder / "config").write_text(_CONFIG.format(folder=folder))
-        openssl("req", "-x509", *_NEW_KEY, "-keyout", self._key, "-out", self.ca, "-subj", f"/CN={folder.name}", "-days", "30")
+        openssl("req", "-x509", *_KEY, "-nodes", "-keyout", self._key, "-out", self.ca, "-subj", f"/CN={folder.name}", "-days", "30")
 
-    def issue(self, name, hosts, begins=-DAY, ends=30 * DAY):
-        """A certificate of these names and IPs, valid between two times from now; the key's file is its owner's alone."""
+    def issue(self, name, hosts, begins=-DAY, ends=30 * DAY, key_kind=_KEY):
+        """A certificate of these names and IPs, valid between two times from now; the key's file is its owner's alone. Without hosts
+        the subject's common name alone names one."""
         cert, key, request = (self._folder / f"{name}.{kind}" for kind in ("pem", "key", "csr"))
         names = ",".join(("IP:" if host[0].isdigit() else "DNS:") + host for host in hosts)
-        openssl("req", "-new", *_NEW_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}", "-addext", f"subjectAltName={names}")
+        named = ("-addext", f"subjectAltName={names}") if hosts else ()
+        openssl("req", "-new", *key_kind, "-nodes", "-keyout", key, "-out", request, "-subj", f"/CN={name}", *named)
         key.chmod(0o600)
         first, last = ((datetime.datetime.now(datetime.timezone.utc) + span).strftime("%Y%m%d%H%M%SZ") for span in (begins, ends))
         openssl("ca", "-batch", "-notext", "-config", self._folder / "config", "-cert", self.ca, "-keyfile", self._key, "-in", request,

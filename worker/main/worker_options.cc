@@ -63,7 +63,10 @@ absl::Status Resolve(const OptionTexts& texts, WorkerMainOptions& options) {
     if (!own.ok()) return OfOption("--address", own);
   }
   ASSIGN_OR_RETURN(options.secret, ReadSecret(texts.secret_file));
-  RETURN_IF_ERROR(CheckTlsFiles(options.tls, TlsSide::kClient, RealClock().Now()).status());
+  // One that started itself anew had them, and waits for them, as for the address.
+  if (!options.started_anew) {
+    RETURN_IF_ERROR(CheckTlsFiles(options.tls, TlsSide::kClient, RealClock().Now()).status());
+  }
   return options.ready_file.empty() ? absl::OkStatus() : ReadyFile::Clear(options.ready_file);
 }
 

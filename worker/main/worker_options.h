@@ -42,8 +42,8 @@ struct WorkerMainOptions {
 };
 
 // Starts the log; removes kStartedAnewVariable. False: the process is to end with exit_code, 0 after --help, 2 for a
-// wrong command line, or an --address that this host has not, where the process is no worker started anew: that one had
-// the address, and waits for it (RunSession).
+// wrong command line, or an --address that this host has not, or files of TLS that are not whole, where the process is
+// no worker started anew: that one had them, and waits for them (RunSession).
 bool ReadWorkerOptions(int argc, char** argv, WorkerMainOptions& options, int& exit_code);
 
 // Says what is wrong with the value of an option, and returns the exit code.

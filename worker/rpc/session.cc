@@ -47,7 +47,7 @@ constexpr int kHandshakeMsMax = 10'000;  // a server that is busy greets late; g
 constexpr int kProbeMs = 300;            // for what says why there is no connection
 constexpr double kFirstWaitS = 1;        // shorter waits for the server are not worth a line
 constexpr double kWaitLineS = 60;
-constexpr absl::Duration kLookEvery = absl::Seconds(2);  // whether an address of this host is back
+constexpr absl::Duration kLookEvery = absl::Seconds(2);  // whether an address, or a file, is back
 
 // Makes one call, which tells why there is no connection: a channel's state does not.
 std::string WhyNot(const std::shared_ptr<grpc::Channel>& channel, const TlsFiles& tls) {
@@ -64,6 +64,15 @@ void WaitForServer(const std::shared_ptr<grpc::Channel>& channel, const SessionO
     LOG(WARNING) << "no server at " << options.server << " yet" << (cause.empty() ? "" : absl::StrCat(" (", cause, ")"))
                  << "; trying again, at most " << kRedialMsMax / 1000 << " s after each try";
   } while (!ConnectedWithin(*channel, kWaitLineS));
+}
+
+// Waits until the files of TLS are whole: a session may have ended while they were renewed.
+void WaitForTlsFiles(const TlsFiles& tls) {
+  const auto check = [&] { return CheckTlsFiles(tls, TlsSide::kClient, RealClock().Now()).status(); };
+  const absl::Status whole = check();
+  if (whole.ok()) return;
+  LOG(WARNING) << "waits for the files of TLS, looks again every " << kLookEvery << ": " << whole.message();
+  while (!check().ok()) RealClock().Sleep(kLookEvery);
 }
 
 // Waits until this host has the address that it is told to use. It had it when the process was started; a link that is
@@ -260,8 +269,8 @@ std::string ValueOf(const std::multimap<grpc::string_ref, grpc::string_ref>& met
 
 // Asks for the server's proof that it has the workers' secret. Returns the nonce of which it wants this worker's.
 // Errors: ResourceExhausted - whoever answers does not have it; and those of EndOf.
-absl::StatusOr<std::string> AskForProof(const std::shared_ptr<grpc::Channel>& channel, const std::string& server,
-                                        const std::string& secret) {
+absl::StatusOr<std::string> AskForProof(const std::shared_ptr<grpc::Channel>& channel, const SessionOptions& options) {
+  const std::string &server = options.server, &secret = options.secret;
   const std::string nonce = NewNonce();
   grpc::ClientContext context;
   context.set_deadline(gpr_time_from_millis(kProvesWithinMs, GPR_TIMESPAN));
@@ -272,6 +281,10 @@ absl::StatusOr<std::string> AskForProof(const std::shared_ptr<grpc::Channel>& ch
   std::string server_nonce = ValueOf(context.GetServerTrailingMetadata(), kNonceMetadata);
   const std::string proof = ValueOf(context.GetServerTrailingMetadata(), kProofMetadata);
   if (IsNonce(server_nonce) && SameSecret(proof, ServerProof(secret, nonce, server_nonce))) return server_nonce;
+  // gRPC itself answers so where the certificate is of another host.
+  if (const std::string cause = ConnectionCause(status.error_message(), options.tls); !cause.empty()) {
+    return absl::UnavailableError(absl::StrCat(server, ": ", cause));
+  }
   return absl::ResourceExhaustedError(
       absl::StrCat(server,
                    " refused: it has not this worker's secret: give both one secret, or find out who has the "
@@ -304,11 +317,12 @@ struct Session {
 }  // namespace
 
 SessionEnd RunSession(const SessionOptions& options, EngineFactory factory) {
+  WaitForTlsFiles(options.tls);
   auto session = std::make_unique<Session>(Dial(options.server, options.tls));
   WaitForServerAndAddress(session->channel, options);
   const std::string address = OwnAddress(options);
   LOG(INFO) << "registers at " << options.server << " as " << options.incarnation;
-  const absl::StatusOr<std::string> nonce = AskForProof(session->channel, options.server, options.secret);
+  const absl::StatusOr<std::string> nonce = AskForProof(session->channel, options);
   if (!nonce.ok()) return {.status = nonce.status()};
   session->Open(options.secret, *nonce);
   session->writer->Send(RegisterMessage(options, address));

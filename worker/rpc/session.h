@@ -42,8 +42,8 @@ struct SessionEnd {
   bool engine_left = false;
 };
 
-// Waits for the server, and for `address` where this host has it not any more, however long; a line in the log says so.
-// Then blocks until the session ends.
+// Waits for the files of TLS to be whole, for the server, and for `address` where this host has it not any more,
+// however long; a line in the log says so. Then blocks until the session ends.
 SessionEnd RunSession(const SessionOptions& options, EngineFactory factory);
 
 }  // namespace stemma::worker

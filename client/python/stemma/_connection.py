@@ -9,6 +9,7 @@ import ipaddress
 import os
 import threading
 import time
+import weakref
 
 import grpc
 
@@ -25,6 +26,8 @@ _HANDSHAKE_MS = 10_000    # a connection that the server has not greeted by then
 _PING_MS = 30_000         # while a call waits; the server refuses more than one in 20 s
 _PING_ANSWER_MS = 10_000  # a server whose machine is gone, or that stands still, is lost after it
 
+_FORKS_SINCE = (1, 80)    # of grpcio: whose channels connect in a process that was forked off from one with others
+
 _PORT_MAX = 65535
 _SOCKETS = ("unix:", "unix-abstract:")     # gRPC's; a Stemma server has none, a proxy before it may
 _RESOLVERS = ("dns:", "ipv4:", "ipv6:")    # gRPC's names of how a host is looked up
@@ -32,6 +35,7 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")     # variables that gRPC
 
 _CLOSED = "the connection was closed"
 _NO_TLS = "the server speaks no TLS"
+_ANOTHER_HOST = "the server's certificate does not name this host among its subject alternative names"
 # Parts of gRPC's texts, in the order in which they are looked for, and what they mean.
 _CAUSES = (
     ("Connection refused", "connection refused: no process listens there"),
@@ -45,8 +49,13 @@ _CAUSES = (
     ("No route to host", "no route to the host"),
     ("certificate has expired", "the server's certificate has ended"),
     ("certificate is not yet valid", "the server's certificate begins later: look at both clocks"),
-    ("certificate verify failed", "no CA of tls.ca signed the server's certificate"),
-    ("hostname verification", "the server's certificate is not of this host"),
+    ("unsupported certificate purpose", "the server's certificate is not for servers"),
+    # Older gRPC says no more than that of any certificate that it refuses.
+    ("certificate verify failed", "the server's certificate is not accepted: no CA of tls.ca signed it, or an intermediate is missing in "
+                                  "the server's --tls-cert, or it has ended"),
+    ("hostname verification", _ANOTHER_HOST),
+    ("not in peer certificate", _ANOTHER_HOST),
+    ("does not match ssl server name", _ANOTHER_HOST),
     ("wrong version number", _NO_TLS),
     ("http1", "what listens there is not a Stemma server"),
     ("HTTP/1", "what listens there is not a Stemma server"),
@@ -59,6 +68,9 @@ _CAUSES = (
 )
 # Those of a call that had no connection to be sent on.
 _UNSENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving")
+
+
+_made = weakref.WeakValueDictionary()  # the connections of this process, and those that a fork brought with it
 
 
 class Connection:
@@ -74,6 +86,8 @@ class Connection:
         self._looking_changed = threading.Condition()
         self._polled_until = 0.0  # of time.monotonic()
         self._look_lock = threading.Lock()  # two that look at once make gRPC's own thread outlive both
+        _check_fork(address)
+        _made[id(self)] = self
         self.channel = _channel_to(address, credentials_of(tls))
 
     def reach(self, within_s):
@@ -97,9 +111,10 @@ class Connection:
             return errors.StemmaError("CANCELLED", "", f"this client of {self.address} was closed while the call ran")
         if out.reason or error.code() != grpc.StatusCode.UNAVAILABLE:
             return out
+        renewed = "; where files of stemma.Tls were renewed, make a new Client" if self._speaks_tls else ""
         return errors.StemmaError(
             error.code().name, "", f"the connection to the server at {self.address} was lost ({_cause(error.details())}) and "
-            "tries to reach it again failed: look whether it runs, and at its log. A request may have been accepted: send it "
+            f"tries to reach it again failed: look whether it runs, and at its log{renewed}. A request may have been accepted: send it "
             "again with the same request_id, it is never applied twice")
 
     def may_be_done(self, error):
@@ -180,7 +195,8 @@ class Connection:
         if cause != _CLOSED:
             return ""
         if self._speaks_tls:
-            return ". Where the server has --tls-ca, it wants a certificate that one of these CAs signed: tls.cert and tls.key"
+            return (". Where the server has --tls-ca, it wants a certificate that one of these CAs signed: tls.cert and tls.key; its log says "
+                    "what was wrong with one")
         return ". Where the server speaks TLS (--tls-cert), the Client needs tls=stemma.Tls(ca=...)"
 
     def _probe(self):
@@ -190,6 +206,22 @@ class Connection:
         except grpc.RpcError as error:
             return _cause(error.details())
         return "it began to answer just now: try again"
+
+
+def _check_fork(address):
+    """Older gRPC never connects in a process that was forked off from one with an open channel, whatever the deadline of a call is."""
+    if _version_of(grpc.__version__) >= _FORKS_SINCE or os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "true"):
+        return
+    others = (made for made in [found() for found in _made.valuerefs()] if made is not None)
+    if any(other._owner_pid != os.getpid() and not other._closed for other in others):
+        raise ValueError(f"a client of {address} in a process that was forked off from one with an open client would wait for ever: grpcio "
+                         f"is {grpc.__version__}. Start processes by multiprocessing's \"spawn\", close all clients before a fork, or use "
+                         f"grpcio {'.'.join(map(str, _FORKS_SINCE))} or newer")
+
+
+def _version_of(text):
+    """The first two numbers of 1.80.1, 1.80.0rc1."""
+    return tuple(int(part) for part in text.split(".")[:2])
 
 
 def _channel_to(address, credentials):

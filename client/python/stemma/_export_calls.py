@@ -1,6 +1,7 @@
 """The calls of a Client that write the weights out and remove what was written, and what they lead to."""
 
 import time
+from typing import Optional
 
 from . import _proto, config, errors
 from ._tries import in_time, is_over, timed_out
@@ -15,6 +16,11 @@ class Export(str):
     bytes           of its safetensors files alone: config.json and the tokenizer's files come on top; None where the answer
                     was lost, and the export was found again
     """
+
+    step: int
+    weight_version: int
+    lineage: str
+    bytes: Optional[int]
 
     def __new__(cls, path, step, weight_version, lineage, bytes=None):
         out = super().__new__(cls, path)

@@ -6,12 +6,13 @@ closures: they cross processes, as trainers' configurations do.
 
 import functools
 import math
+from typing import Callable
 
 from . import _arrays
 from .config import whole
 
 
-def constant(learning_rate, warmup_steps=0):
+def constant(learning_rate: float, warmup_steps: int = 0) -> Callable[[int], float]:
     """A function of the step: rises over the warm-up, then stays. The step is your iteration, from 0 on: model()["step"] counts
     optimizer steps, and is not it where a request makes several or one is skipped.
 
@@ -26,7 +27,7 @@ def _constant_at(learning_rate, warmup_steps, step):
     return learning_rate * _warmup(whole("step", step), warmup_steps)
 
 
-def linear(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
+def linear(learning_rate: float, total_steps: int, warmup_steps: int = 0, min_lr_ratio: float = 0.0) -> Callable[[int], float]:
     """A function of the step, which is your iteration as in constant: rises over the warm-up, then falls to
     min_lr_ratio * learning_rate.
 
@@ -38,7 +39,7 @@ def linear(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
     return _decaying(learning_rate, total_steps, warmup_steps, min_lr_ratio, _line)
 
 
-def cosine(learning_rate, total_steps, warmup_steps=0, min_lr_ratio=0.0):
+def cosine(learning_rate: float, total_steps: int, warmup_steps: int = 0, min_lr_ratio: float = 0.0) -> Callable[[int], float]:
     """A function of the step, which is your iteration as in constant: rises over the warm-up, then falls along half a cosine to
     min_lr_ratio * learning_rate.
 

@@ -33,16 +33,16 @@ class Tls:
             given, missing = ("cert", "key") if self.key is None else ("key", "cert")
             raise ValueError(f"tls.{missing} is None, and tls.{given} is {os.fspath(getattr(self, given))!r}: pass both, or neither")
         own = None if self.cert is None else (_read("key", self.key), _read("cert", self.cert))
-        self._check()
+        self._check(ca)
         return grpc.ssl_channel_credentials(ca, *(own or ()))
 
-    def _check(self):
+    def _check(self, ca):
         """gRPC would take what is wrong with a file for a server that does not answer."""
         import ssl  # a few Pythons are built without it
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
-            context.load_verify_locations(os.fspath(self.ca))
+            context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))  # text around certificates may be in any language
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ValueError(f"tls.ca is {os.fspath(self.ca)!r}, which holds no certificates in PEM ({error})") from None
         if self.cert is None:

@@ -17,7 +17,7 @@ was forked off, calls are a ValueError.
 import logging
 import threading
 import time
-from typing import Any, Dict, List, Literal, Optional, overload
+from typing import Any, Dict, List, Literal, Optional, Union, overload
 
 import grpc
 
@@ -105,6 +105,10 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
 
     @overload
     def update_actor(self, groups, loss=None, adam=None, *, wait: Literal[False], timeout_s=None, **options) -> Future:
+        ...
+
+    @overload
+    def update_actor(self, groups, loss=None, adam=None, wait: bool = ..., timeout_s=None, **options) -> Union[UpdateResult, Future]:
         ...
 
     def update_actor(self, groups, loss=None, adam=None, wait=True, timeout_s=None, **options):

@@ -9,7 +9,7 @@ import numbers
 import operator
 import sys
 import uuid
-from typing import Optional
+from typing import Any, Optional
 
 from . import _arrays, _proto
 
@@ -85,7 +85,7 @@ def _sent_fields(config):
 
 # Presets. Each takes any LossConfig field as a keyword.
 
-def grpo(**fields):
+def grpo(**fields: Any) -> LossConfig:
     """Clipped policy gradient, token mean over the mini-batch, advantages normalised by the group's deviation. DeepSeekMath's GRPO
     is grpo(loss_agg_mode="seq-mean-token-mean"); verl's has a dual clip, grpo(clip_ratio_c=3.0).
 
@@ -95,7 +95,7 @@ def grpo(**fields):
                                           normalize_advantage_std=True), **fields)
 
 
-def dr_grpo(loss_scale_factor, **fields):
+def dr_grpo(loss_scale_factor: float, **fields: Any) -> LossConfig:
     """GRPO without the two normalisations: token sums over a constant, A = reward - mean.
 
     loss_scale_factor   the constant, e.g. the longest response that is sampled
@@ -105,7 +105,7 @@ def dr_grpo(loss_scale_factor, **fields):
                    "normalize_advantage_std": False, **fields})
 
 
-def dapo(**fields):
+def dapo(**fields: Any) -> LossConfig:
     """GRPO with the wider upper clip. verl's has a dual clip, dapo(clip_ratio_c=3.0).
 
     fields      LossConfig fields that differ
@@ -113,7 +113,7 @@ def dapo(**fields):
     return grpo(**{"clip_ratio_high": 0.28, **fields})
 
 
-def gspo(**fields):
+def gspo(**fields: Any) -> LossConfig:
     """One ratio per response (its geometric mean), each response counted once.
 
     fields      LossConfig fields that differ
@@ -122,7 +122,7 @@ def gspo(**fields):
                                           normalize_advantage_std=True), **fields)
 
 
-def cispo(**fields):
+def cispo(**fields: Any) -> LossConfig:
     """Importance weights without gradient, clipped from above; every token keeps its own. As in MiniMax-M1, no ratio is clipped
     from below: none is under 0. verl's generic clip_ratio_low of 0.2 is a lower bound of 0.8.
 
@@ -132,7 +132,7 @@ def cispo(**fields):
                                           normalize_advantage_std=True), **fields)
 
 
-def importance_sampling(**fields):
+def importance_sampling(**fields: Any) -> LossConfig:
     """-r * A, unclipped, summed over tokens.
 
     fields      LossConfig fields that differ
@@ -140,7 +140,7 @@ def importance_sampling(**fields):
     return dataclasses.replace(LossConfig("importance_sampling", "token-sum", normalize_advantage_std=True), **fields)
 
 
-def reinforce(**fields):
+def reinforce(**fields: Any) -> LossConfig:
     """-A * log-prob; reads no old log-probs.
 
     fields      LossConfig fields that differ
@@ -148,7 +148,7 @@ def reinforce(**fields):
     return dataclasses.replace(LossConfig("gpg", normalize_advantage_std=True, old=None), **fields)
 
 
-def cross_entropy(**fields):
+def cross_entropy(**fields: Any) -> LossConfig:
     """-weight * log-prob: supervised training. loss_weights are ones unless sent; reads no old log-probs.
 
     fields      LossConfig fields that differ
@@ -156,7 +156,7 @@ def cross_entropy(**fields):
     return dataclasses.replace(LossConfig("cross_entropy", old=None), **fields)
 
 
-def adamw(learning_rate, **fields):
+def adamw(learning_rate: Any, **fields: Any) -> AdamW:
     """An AdamW. Without weight decay no scope is sent.
 
     learning_rate   of every step of the request

@@ -53,7 +53,7 @@ class Rollout(_NamedFields):
 
     tokens: Any
     advantage: Any = None
-    reward: Optional[float] = None
+    reward: Any = None  # a number, also of numpy or torch
     mask: Any = None
     old_log_probs: Any = None
     rollout_log_probs: Any = None

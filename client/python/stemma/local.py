@@ -36,8 +36,8 @@ def _locked(folder):
 class LocalServer:
     """Runs until close(), or until this process ends, however it does: where it is killed, the server stops by itself, as in
     close(), and only a temporary directory is left. Ctrl-C reaches this process only: what becomes of the server is the
-    script's decision. A process that is forked off may call the server, by a Client of its own; only the one that started it ends
-    it.
+    script's decision. A process that is forked off, before this one has an open Client, may call the server by one of its own; only
+    the one that started it ends it.
 
     address     "host:port", for Client
     data        the server's data directory; exports lie below it. A temporary one is removed by close()

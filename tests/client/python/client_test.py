@@ -1,5 +1,6 @@
 """The client against a server in this process: what it sends, retries, decodes."""
 
+import os
 import pathlib
 import struct
 import sys
@@ -344,3 +345,19 @@ def test_a_recorded_request_expects_no_lineage(tmp_path):
     with stemma.trace.TraceWriter(tmp_path / "t.jsonl") as recorder:
         run(Lineages("a-1").handlers(), lambda c: (update(c), update(c)), recorder=recorder)
     assert "lineage" not in (tmp_path / "t.jsonl").read_text()
+
+
+def test_a_client_beside_one_that_a_fork_brought_is_refused_where_grpc_would_wait_for_ever(monkeypatch):
+    parents = stemma.Client("127.0.0.1:7070")
+    monkeypatch.setattr(parents._connection, "_owner_pid", os.getpid() + 1)  # as this process sees it when it was forked off
+    monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
+    stemma.Client("127.0.0.1:7070").close()
+    for version in ("1.51.0", "1.79.3"):
+        monkeypatch.setattr(grpc, "__version__", version)
+        with pytest.raises(ValueError, match=f"would wait for ever: grpcio is {version}. .*spawn.*grpcio 1.80 or newer"):
+            stemma.Client("127.0.0.1:7070")
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "1")
+    stemma.Client("127.0.0.1:7070").close()
+    monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT")
+    monkeypatch.setattr(parents._connection, "_closed", True)
+    stemma.Client("127.0.0.1:7070").close()

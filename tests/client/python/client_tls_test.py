@@ -53,8 +53,8 @@ def test_a_server_that_asks_for_a_certificate_takes_those_of_its_ca(files):
 
 
 @pytest.mark.parametrize("who, ca, words", [
-    ("server", "other_ca", "no CA of tls.ca signed the server's certificate"),
-    ("elsewhere", "ca", "the server's certificate is not of this host"),
+    ("server", "other_ca", "no CA of tls.ca signed it"),
+    ("elsewhere", "ca", "the server's certificate does not name this host"),
     ("ended", "ca", "the server's certificate has ended"),
     ("later", "ca", "the server's certificate begins later"),
     (None, "ca", "the server speaks no TLS"),
@@ -92,3 +92,22 @@ def test_what_is_no_certificate_is_refused_before_any_connection(files, tmp_path
             (True, "tls is True: pass stemma.Tls")]:
         with pytest.raises(ValueError, match=words):
             stemma.Client("127.0.0.1:7070", tls=tls)
+
+
+@pytest.mark.parametrize("text, words", [
+    ("Ssl handshake failed: SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED", "or it has ended"),
+    ("Peer name 127.0.0.1 is not in peer certificate", "does not name this host"),
+    ("call host does not match SSL server name", "does not name this host")])
+def test_what_older_versions_of_grpc_say_is_put_into_words(text, words):
+    from stemma import _connection
+
+    assert words in _connection._cause(text)
+
+
+def test_a_connection_that_is_lost_names_renewed_files(files):
+    server = server_of(files.server)
+    with server, stemma.Client(server.address, connect_timeout_s=5, retries=0, tls=stemma.Tls(files.ca)) as client:
+        assert client.model()["step"] == 3
+        server.__exit__()
+        with pytest.raises(stemma.StemmaError, match="was lost .*where files of stemma.Tls were renewed, make a new Client"):
+            client.model()

@@ -7,26 +7,23 @@ namespace {
 
 const TlsFiles kTls = {.cert = "", .key = "", .ca = "ca.pem"};
 
-// What gRPC 1.51 with OpenSSL, and newer ones with BoringSSL, say.
 TEST(ConnectionCauseTest, TellsByGrpcsText) {
-  EXPECT_EQ(
-      ConnectionCause("failed to connect to all addresses; last error: UNKNOWN: Failed to connect to remote host: "
-                      "Connection refused",
-                      kTls),
-      "no process listens there");
-  for (const char* text :
-       {"Ssl handshake failed: SSL_ERROR_SSL: error:0A000086:SSL routines::certificate verify failed",
-        "OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate"}) {
-    EXPECT_EQ(ConnectionCause(text, kTls), "no CA of --tls-ca signed the server's certificate") << text;
+  const struct {
+    const char *grpc_text, *words;
+  } cases[] = {
+      {"failed to connect to all addresses; last error: UNKNOWN: Failed to connect to remote host: Connection refused",
+       "no process listens there"},
+      // gRPC 1.51 says no more of any certificate that OpenSSL refuses.
+      {"Ssl handshake failed: SSL_ERROR_SSL: error:0A000086:SSL routines::certificate verify failed",
+       "the server's certificate is not accepted: no CA of --tls-ca signed it"},
+      {"Custom verification check failed with error: UNAUTHENTICATED: Hostname Verification Check failed.",
+       "does not name this host"},
+      {"call host does not match SSL server name", "does not name this host"},
+      {"SSL_ERROR_SSL: error:0A00010B:SSL routines::wrong version number", "the server speaks no TLS"},
+  };
+  for (const auto& one : cases) {
+    EXPECT_NE(ConnectionCause(one.grpc_text, kTls).find(one.words), std::string::npos) << one.grpc_text;
   }
-  EXPECT_EQ(ConnectionCause("OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: certificate has expired: OK", kTls),
-            "the server's certificate has ended");
-  EXPECT_EQ(ConnectionCause("CERTIFICATE_VERIFY_FAILED: certificate is not yet valid", kTls),
-            "the server's certificate begins later: look at both clocks");
-  EXPECT_EQ(ConnectionCause("Custom verification check failed with error: UNAUTHENTICATED: Hostname Verification Check "
-                            "failed.",
-                            kTls),
-            "the server's certificate is not of this host");
 }
 
 TEST(ConnectionCauseTest, AClosedConnectionMeansAnotherThingByWhatWasTried) {
