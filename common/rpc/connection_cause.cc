@@ -41,7 +41,8 @@ std::string ConnectionCause(std::string_view grpc_text, const TlsFiles& tls) {
                         tls.any()
                             ? "where the server has --tls-ca it wants a certificate that one of these CAs signed, "
                               "by --tls-cert and --tls-key"
-                            : "where the server speaks TLS, which --tls-cert makes it do, --tls-ca is needed");
+                            : "where the server speaks TLS, which --tls-cert makes it do, --tls-ca is needed",
+                        "; or it takes no more connections");
   }
   return "";
 }

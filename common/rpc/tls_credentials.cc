@@ -3,8 +3,10 @@
 #include <functional>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/rpc/grpc_log.h"
+#include "common/rpc/tls_check.h"
 #include "grpcpp/security/tls_certificate_provider.h"
 #include "grpcpp/security/tls_certificate_verifier.h"
 #include "grpcpp/security/tls_credentials_options.h"
@@ -27,7 +29,8 @@ class ValidNow final : public grpc::experimental::ExternalCertificateVerifier {
     const grpc::string_ref pem = request->peer_cert();
     const absl::Status valid = CheckPeerCertificate({pem.data(), pem.size()}, RealClock().Now());
     if (!valid.ok()) {
-      LogRefusedHandshake(std::string(valid.message()));
+      const grpc::string_ref name = request->common_name();
+      LogRefusedHandshake(absl::StrCat(std::string(name.data(), name.size()), ": ", valid.message()));
       *status = {grpc::StatusCode::UNAUTHENTICATED, std::string(valid.message())};
     }
     return true;  // it was done at once
@@ -35,7 +38,7 @@ class ValidNow final : public grpc::experimental::ExternalCertificateVerifier {
   void Cancel(grpc::experimental::TlsCustomVerificationCheckRequest*) override {}
 };
 
-// What both sides tell gRPC of the files that there are.
+// Tells gRPC of the files that there are, for either side.
 void SetWatched(const TlsFiles& files, grpc::experimental::TlsCredentialsOptions& options) {
   if (!files.cert.empty()) options.watch_identity_key_cert_pairs();
   if (!files.ca.empty()) options.watch_root_certs();

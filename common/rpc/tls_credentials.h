@@ -15,7 +15,7 @@
 
 namespace stemma {
 
-// CheckTlsFiles has passed `files`.
+// REQUIRES: CheckTlsFiles has passed `files`.
 std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const TlsFiles& files);
 std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(const TlsFiles& files);
 

@@ -23,6 +23,7 @@
 #include "common/base/worker_secret.h"
 #include "common/base/worker_version.h"
 #include "common/model/mesh_rules.h"
+#include "common/rpc/tls_check.h"
 #include "server/planner/memory_division.h"
 
 namespace stemma::server {
@@ -99,7 +100,7 @@ void AddListenFlags(CLI::App& app, Flags& flags) {
   app.add_option("--ops-listen", flags.ops_listen, "host:port for health checks")->capture_default_str();
   app.add_option("--metrics-listen", flags.metrics_listen,
                  "host:port where Prometheus reads /metrics, over HTTP (default: nowhere)");
-  app.add_flag("--insecure", flags.insecure, "allow plaintext beyond loopback");
+  app.add_flag("--insecure", flags.insecure, "allow plaintext beyond loopback, where there is no TLS");
   AddServerTlsOptions(&app, flags.tls);
   app.add_flag(
       "--reflection", flags.reflection,

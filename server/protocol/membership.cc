@@ -142,8 +142,8 @@ bool Membership::CheckLoaded(const std::string& weights_digest) {
   const bool is_known = known != nullptr && !WeightsDiffer(*known, weights_digest), is_own = base.dtype() == dtype;
   if (is_known && (!is_own || base.loaded_dtype().empty())) return true;
   if (is_known || !is_own) {  // each change of the dtype is one of the weights
-    Diverge(absl::StrCat("checkpoint ", name, is_own ? ", loaded in " : ", saved in ",
-                         is_own ? base.loaded_dtype() : base.dtype(), " and loaded in ", dtype, ","));
+    Diverge(absl::StrCat("checkpoint ", name, is_own ? ", loaded before in " : ", saved in ",
+                         is_own ? base.loaded_dtype() : base.dtype(), " and loaded now in ", dtype, ","));
     p_.history.NoteLoaded(name, is_own ? "" : dtype, is_own ? "" : weights_digest);
     return true;
   }

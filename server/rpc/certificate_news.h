@@ -7,7 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/base/tls_files.h"
+#include "common/rpc/tls_check.h"
 
 namespace stemma::server {
 
@@ -18,11 +18,14 @@ class CertificateNews {
     std::string text;
   };
   // `files`: what CheckTlsFiles says of them at `now`. None: nothing new.
-  std::optional<Line> Look(const absl::StatusOr<TlsValidity>& files, absl::Time now);
+  std::optional<Line> Look(const absl::StatusOr<TlsValidities>& files, absl::Time now);
 
  private:
-  std::string problem_;                          // that was said last; empty: there is none
-  absl::Time warned_at_ = absl::InfinitePast();  // that a certificate ends
+  // Whether it is time to warn that a certificate ends; counts as done then.
+  static bool IsDue(const TlsValidity& validity, absl::Time now, absl::Time& warned_at);
+
+  std::string problem_;  // that was said last; empty: there is none
+  absl::Time warned_of_cert_ = absl::InfinitePast(), warned_of_ca_ = absl::InfinitePast();
 };
 
 }  // namespace stemma::server

@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/rpc/tls_check.h"
 #include "glog/logging.h"
 #include "server/rpc/certificate_news.h"
 

@@ -45,17 +45,18 @@ class Authority:
         (folder / "config").write_text(_CONFIG.format(folder=folder))
         openssl("req", "-x509", *_KEY, "-nodes", "-keyout", self._key, "-out", self.ca, "-subj", f"/CN={folder.name}", "-days", "30")
 
-    def issue(self, name, hosts, begins=-DAY, ends=30 * DAY, key_kind=_KEY):
+    def issue(self, name, hosts, begins=-DAY, ends=30 * DAY, key_kind=_KEY, usage=None, digest="sha256"):
         """A certificate of these names and IPs, valid between two times from now; the key's file is its owner's alone. Without hosts
-        the subject's common name alone names one."""
+        the subject's common name alone names one. usage: its extendedKeyUsage. digest: of the signature."""
         cert, key, request = (self._folder / f"{name}.{kind}" for kind in ("pem", "key", "csr"))
         names = ",".join(("IP:" if host[0].isdigit() else "DNS:") + host for host in hosts)
         named = ("-addext", f"subjectAltName={names}") if hosts else ()
-        openssl("req", "-new", *key_kind, "-nodes", "-keyout", key, "-out", request, "-subj", f"/CN={name}", *named)
+        used = ("-addext", f"extendedKeyUsage={usage}") if usage else ()
+        openssl("req", "-new", *key_kind, "-nodes", "-keyout", key, "-out", request, "-subj", f"/CN={name}", *named, *used)
         key.chmod(0o600)
         first, last = ((datetime.datetime.now(datetime.timezone.utc) + span).strftime("%Y%m%d%H%M%SZ") for span in (begins, ends))
         openssl("ca", "-batch", "-notext", "-config", self._folder / "config", "-cert", self.ca, "-keyfile", self._key, "-in", request,
-                "-out", cert, "-startdate", first, "-enddate", last)
+                "-out", cert, "-md", digest, "-startdate", first, "-enddate", last)
         return Issued(cert, key)
 
 

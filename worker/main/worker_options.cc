@@ -16,6 +16,7 @@
 #include "common/base/tls_options.h"
 #include "common/base/worker_secret.h"
 #include "common/base/worker_version.h"
+#include "common/rpc/tls_check.h"
 #include "worker/parallel/cuda_environment.h"
 #include "worker/rpc/own_address.h"
 

@@ -23,6 +23,7 @@
 #include "common/rpc/connected_within.h"
 #include "common/rpc/connection_cause.h"
 #include "common/rpc/grpc_log.h"
+#include "common/rpc/tls_check.h"
 #include "common/rpc/tls_credentials.h"
 #include "glog/logging.h"
 #include "grpcpp/grpcpp.h"
@@ -53,6 +54,7 @@ constexpr absl::Duration kLookEvery = absl::Seconds(2);  // whether an address, 
 std::string WhyNot(const std::shared_ptr<grpc::Channel>& channel, const TlsFiles& tls) {
   grpc::ClientContext context;
   context.set_deadline(gpr_time_from_millis(kProbeMs, GPR_TIMESPAN));
+  context.AddMetadata(kNonceMetadata, NewNonce());  // a server that is there by now takes it for a worker that begins
   const auto stub = internal::v1::WorkerService::NewStub(channel);
   return ConnectionCause(stub->Session(&context)->Finish().error_message(), tls);
 }
@@ -68,11 +70,16 @@ void WaitForServer(const std::shared_ptr<grpc::Channel>& channel, const SessionO
 
 // Waits until the files of TLS are whole: a session may have ended while they were renewed.
 void WaitForTlsFiles(const TlsFiles& tls) {
-  const auto check = [&] { return CheckTlsFiles(tls, TlsSide::kClient, RealClock().Now()).status(); };
-  const absl::Status whole = check();
-  if (whole.ok()) return;
-  LOG(WARNING) << "waits for the files of TLS, looks again every " << kLookEvery << ": " << whole.message();
-  while (!check().ok()) RealClock().Sleep(kLookEvery);
+  std::string said;
+  while (true) {
+    const absl::Status whole = CheckTlsFiles(tls, TlsSide::kClient, RealClock().Now()).status();
+    if (whole.ok()) return;
+    const std::string problem(whole.message());
+    LOG_IF(WARNING, said != problem) << "waits for the files of TLS, looks again every " << kLookEvery << ": "
+                                     << problem;
+    said = problem;
+    RealClock().Sleep(kLookEvery);
+  }
 }
 
 // Waits until this host has the address that it is told to use. It had it when the process was started; a link that is
@@ -282,7 +289,8 @@ absl::StatusOr<std::string> AskForProof(const std::shared_ptr<grpc::Channel>& ch
   const std::string proof = ValueOf(context.GetServerTrailingMetadata(), kProofMetadata);
   if (IsNonce(server_nonce) && SameSecret(proof, ServerProof(secret, nonce, server_nonce))) return server_nonce;
   // gRPC itself answers so where the certificate is of another host.
-  if (const std::string cause = ConnectionCause(status.error_message(), options.tls); !cause.empty()) {
+  const std::string cause = options.tls.any() ? ConnectionCause(status.error_message(), options.tls) : "";
+  if (!cause.empty()) {
     return absl::UnavailableError(absl::StrCat(server, ": ", cause));
   }
   return absl::ResourceExhaustedError(

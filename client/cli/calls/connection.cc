@@ -8,6 +8,7 @@
 #include "common/rpc/connected_within.h"
 #include "common/rpc/connection_cause.h"
 #include "common/rpc/grpc_log.h"
+#include "common/rpc/tls_check.h"
 #include "common/rpc/tls_credentials.h"
 #include "grpc/support/time.h"
 #include "grpcpp/create_channel.h"

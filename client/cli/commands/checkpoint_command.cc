@@ -80,10 +80,8 @@ absl::Status RunLoad(const CheckpointOptions& options) {
   v1::LoadCheckpointRequest request;
   request.set_name(options.name);
   ASSIGN_OR_RETURN(const auto loaded, connection->CallFor(options.disk_timeout_s, &Stub::LoadCheckpoint, request));
-  if (client_state && loaded.client_state().empty()) {
-    std::cerr << "nothing was kept with checkpoint " << loaded.checkpoint().name() << ": " << options.client_state
-              << " is not written" << std::endl;
-  } else if (client_state) {
+  const bool lacks_state = client_state && loaded.client_state().empty();
+  if (client_state && !lacks_state) {
     RETURN_IF_ERROR(client_state->Write(loaded.client_state()));
     RETURN_IF_ERROR(client_state->Commit());
   }
@@ -94,7 +92,9 @@ absl::Status RunLoad(const CheckpointOptions& options) {
   record["weight_version"] = loaded.weight_version();
   record["client_state_bytes"] = loaded.client_state().size();
   WriteFields(options.output, record, std::cout);
-  return absl::OkStatus();
+  if (!lacks_state) return absl::OkStatus();
+  return PartialError(
+      absl::StrCat("it is loaded, and nothing was kept with it: ", options.client_state, " is not written"));
 }
 
 absl::Status ListAllCheckpoints(const CheckpointOptions& options) {

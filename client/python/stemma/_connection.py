@@ -70,7 +70,20 @@ _CAUSES = (
 _UNSENT = ("failed to connect to all addresses", "DNS resolution failed", "errors resolving")
 
 
-_made = weakref.WeakValueDictionary()  # the connections of this process, and those that a fork brought with it
+_made = weakref.WeakValueDictionary()  # the connections of this process
+_forked_beside = False                # whether it, or what it was forked off from, was forked off beside one that was in use
+
+
+def _note_fork():
+    """Remembers it in the new process, whatever becomes of the connections that the fork brought along."""
+    global _forked_beside
+    others = [found() for found in _made.valuerefs()]
+    _forked_beside = _forked_beside or any(made is not None and made._is_used and not made._closed for made in others)
+    _made.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 class Connection:
@@ -87,8 +100,9 @@ class Connection:
         self._polled_until = 0.0  # of time.monotonic()
         self._look_lock = threading.Lock()  # two that look at once make gRPC's own thread outlive both
         _check_fork(address)
-        _made[id(self)] = self
+        self._is_used = False
         self.channel = _channel_to(address, credentials_of(tls))
+        _made[id(self)] = self
 
     def reach(self, within_s):
         """Returns once a server was reached, now or ever. Raises StemmaError UNAVAILABLE after connect_timeout_s or within_s,
@@ -97,6 +111,7 @@ class Connection:
         self._check_open()
         if self._reached:
             return
+        self._is_used = True
         timeout_s = min(self._timeout_s, within_s)
         with self._counted():
             self._check_open()
@@ -209,14 +224,13 @@ class Connection:
 
 
 def _check_fork(address):
-    """Older gRPC never connects in a process that was forked off from one with an open channel, whatever the deadline of a call is."""
-    if _version_of(grpc.__version__) >= _FORKS_SINCE or os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "true"):
-        return
-    others = (made for made in [found() for found in _made.valuerefs()] if made is not None)
-    if any(other._owner_pid != os.getpid() and not other._closed for other in others):
-        raise ValueError(f"a client of {address} in a process that was forked off from one with an open client would wait for ever: grpcio "
-                         f"is {grpc.__version__}. Start processes by multiprocessing's \"spawn\", close all clients before a fork, or use "
-                         f"grpcio {'.'.join(map(str, _FORKS_SINCE))} or newer")
+    """Refuses what older gRPC never connects, however long a call may take: a channel of a process that was forked off from one whose
+    channel was in use."""
+    tells_grpc = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "true", "yes")
+    if _forked_beside and not tells_grpc and _version_of(grpc.__version__) < _FORKS_SINCE:
+        raise ValueError(f"a client of {address} in a process that was forked off from one whose client is in use would wait for ever: "
+                         f"grpcio is {grpc.__version__}. Start processes by multiprocessing's \"spawn\", or use grpcio "
+                         f"{'.'.join(map(str, _FORKS_SINCE))} or newer")
 
 
 def _version_of(text):

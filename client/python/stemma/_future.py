@@ -28,6 +28,8 @@ class Future:
     """A request under way: what submit and attach return. `await future` gives its result in a coroutine, where result()
     would hold the event loop; asyncio.ensure_future(future) makes the task that asyncio.wait takes."""
 
+    request_id: str
+
     def __init__(self, client, status, return_log_probs, cancel_on_interrupt=False):
         self._client, self._status, self._return_log_probs = client, status, return_log_probs
         self._cancel_on_interrupt = cancel_on_interrupt

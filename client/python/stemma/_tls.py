@@ -37,7 +37,7 @@ class Tls:
         return grpc.ssl_channel_credentials(ca, *(own or ()))
 
     def _check(self, ca):
-        """gRPC would take what is wrong with a file for a server that does not answer."""
+        """Refuses what gRPC would take for a server that does not answer."""
         import ssl  # a few Pythons are built without it
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -55,7 +55,7 @@ class Tls:
 
 
 def credentials_of(tls):
-    """None for plaintext."""
+    """Reads the files of a Tls; None for plaintext."""
     if tls is None:
         return None
     if not isinstance(tls, Tls):

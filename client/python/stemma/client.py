@@ -29,6 +29,7 @@ from ._future import Future, about_request, interruptible
 from ._log_prob_calls import LogProbCalls
 from ._recording import Recording
 from ._stub import TrainingStub
+from ._tls import Tls
 from ._tries import checked_s, deadline_of, in_time, is_over, left_s, ran_out
 from ._update import update_parts
 from .groups import as_list, name_uids
@@ -46,7 +47,7 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
     that is there answers by then."""
 
     def __init__(self, address, retries=60, retry_delay_s=0.2, recorder=None, connect_timeout_s=1.5,
-                 follow_lineage=False, recovery_timeout_s=3600.0, tls=None):
+                 follow_lineage=False, recovery_timeout_s=3600.0, tls: Optional[Tls] = None) -> None:
         """Makes a client; it connects at the first call.
 
         address         "host:port", the port from 1 to 65535
@@ -91,24 +92,44 @@ class Client(LogProbCalls, CheckpointCalls, ExportCalls):
         raise TypeError("a stemma.Client cannot be pickled: make a Client in each process (a request that was sent is found "
                         "there by client.attach(request_id))")
 
+    def __repr__(self):
+        connection = getattr(self, "_connection", None)  # none where it could not be made
+        lineage = "" if connection is None or self._lineage is None else f", lineage {self._lineage}"
+        return f"Client({getattr(connection, 'address', None)!r}{lineage})"
+
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.close()
 
     # -------------------------------------------------------------------------------------------------------- training
 
     @overload
-    def update_actor(self, groups, loss=None, adam=None, wait: Literal[True] = True, timeout_s=None, **options) -> UpdateResult:
+    def update_actor(self, groups: Any, loss: Any = ..., adam: Any = ..., wait: Literal[True] = ...,
+                     timeout_s: Optional[float] = ..., *, old: Optional[str] = ..., ref: Optional[str] = ...,
+                     mini_batch: Optional[int] = ..., epochs: int = ..., shuffle: bool = ..., seed: Optional[int] = ...,
+                     request_id: Optional[str] = ..., expected_step: Optional[int] = ..., schedule: Optional[str] = ...,
+                     on_nonfinite: Optional[str] = ..., return_log_probs: bool = ..., trace_step: Optional[int] = ...,
+                     cancel_on_interrupt: bool = ...) -> UpdateResult:
         ...
 
     @overload
-    def update_actor(self, groups, loss=None, adam=None, *, wait: Literal[False], timeout_s=None, **options) -> Future:
+    def update_actor(self, groups: Any, loss: Any = ..., adam: Any = ..., *, wait: Literal[False],
+                     timeout_s: Optional[float] = ..., old: Optional[str] = ..., ref: Optional[str] = ...,
+                     mini_batch: Optional[int] = ..., epochs: int = ..., shuffle: bool = ..., seed: Optional[int] = ...,
+                     request_id: Optional[str] = ..., expected_step: Optional[int] = ..., schedule: Optional[str] = ...,
+                     on_nonfinite: Optional[str] = ..., return_log_probs: bool = ..., trace_step: Optional[int] = ...,
+                     cancel_on_interrupt: bool = ...) -> Future:
         ...
 
     @overload
-    def update_actor(self, groups, loss=None, adam=None, wait: bool = ..., timeout_s=None, **options) -> Union[UpdateResult, Future]:
+    def update_actor(self, groups: Any, loss: Any = ..., adam: Any = ..., wait: bool = ...,
+                     timeout_s: Optional[float] = ..., *, old: Optional[str] = ..., ref: Optional[str] = ...,
+                     mini_batch: Optional[int] = ..., epochs: int = ..., shuffle: bool = ..., seed: Optional[int] = ...,
+                     request_id: Optional[str] = ..., expected_step: Optional[int] = ..., schedule: Optional[str] = ...,
+                     on_nonfinite: Optional[str] = ..., return_log_probs: bool = ..., trace_step: Optional[int] = ...,
+                     cancel_on_interrupt: bool = ...) -> Union[UpdateResult, Future]:
         ...
 
     def update_actor(self, groups, loss=None, adam=None, wait=True, timeout_s=None, **options):

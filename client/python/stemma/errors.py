@@ -1,5 +1,7 @@
 """What the server refused, in its own words."""
 
+from typing import Dict, List, Optional, Tuple
+
 import grpc
 
 from . import _proto
@@ -20,6 +22,14 @@ class StemmaError(Exception):
                 been accepted: steps that were applied before the failure are not taken back by it
     retry_after_s   the server's own advice, or None
     """
+
+    code: str
+    reason: str
+    message: str
+    fields: List[Tuple[str, str]]
+    uid: str
+    metadata: Dict[str, str]
+    retry_after_s: Optional[float]
 
     def __init__(self, code, reason, message, fields=(), uid="", metadata=None, retry_after_s=None):
         self.code, self.reason, self.message = code, reason, message
@@ -54,6 +64,10 @@ class RequestInterrupted(KeyboardInterrupt):
     accepted    whether the server had said that it took the request
     """
 
+    request_id: str
+    state: Optional[str]
+    accepted: bool
+
     def __init__(self, request_id, state=None, accepted=True):
         self.request_id, self.state, self.accepted = request_id, state, accepted
         super().__init__(self._text())
@@ -84,19 +98,19 @@ class LineageLostError(StemmaError):
     """
 
     @property
-    def lost_lineage(self):
+    def lost_lineage(self) -> str:
         return self.metadata.get("lost_lineage") or self.metadata.get("expected_lineage", "")
 
     @property
-    def lost_step(self):
+    def lost_step(self) -> Optional[int]:
         return _int_or_none(self.metadata.get("lost_step"))
 
     @property
-    def lineage(self):
+    def lineage(self) -> str:
         return self.metadata.get("lineage", "")
 
     @property
-    def step(self):
+    def step(self) -> Optional[int]:
         return _int_or_none(self.metadata.get("step"))
 
 

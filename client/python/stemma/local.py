@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from typing import Any, Optional
 
 from ._tries import checked_s
 from .config import whole
@@ -36,8 +37,8 @@ def _locked(folder):
 class LocalServer:
     """Runs until close(), or until this process ends, however it does: where it is killed, the server stops by itself, as in
     close(), and only a temporary directory is left. Ctrl-C reaches this process only: what becomes of the server is the
-    script's decision. A process that is forked off, before this one has an open Client, may call the server by one of its own; only
-    the one that started it ends it.
+    script's decision. A process that is forked off may call the server by a Client of its own, where it may have one at all
+    (docs/python.md, "When something is wrong"); only the one that started the server ends it.
 
     address     "host:port", for Client
     data        the server's data directory; exports lie below it. A temporary one is removed by close()
@@ -45,8 +46,13 @@ class LocalServer:
     process     the subprocess.Popen of `stemma local`
     """
 
+    address: str
+    data: pathlib.Path
+    log: pathlib.Path
+    process: "subprocess.Popen[bytes]"
+
     def __init__(self, model, binary="stemma", data=None, dtype=None, schedule=None, threads=None, config=None, log=None,
-                 start_timeout_s=120.0, drain_timeout_s=20, workers=None, durability=None):
+                 start_timeout_s=120.0, drain_timeout_s=20, workers: Optional[int] = None, durability=None) -> None:
         """Starts a server with its workers, and returns once it serves.
 
         model       a Hugging Face model directory
@@ -138,5 +144,5 @@ class LocalServer:
     def __enter__(self) -> "LocalServer":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.close()

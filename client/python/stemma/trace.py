@@ -26,7 +26,7 @@ class TraceWriter:
     Close it, or use it in a `with`. Each process makes its own, of another file: in one that was forked off, write is a
     ValueError."""
 
-    def __init__(self, path):
+    def __init__(self, path: Any) -> None:
         """Begins a trace.
 
         path        of the file, which is overwritten
@@ -91,7 +91,7 @@ class TraceWriter:
     def __enter__(self) -> "TraceWriter":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.close()
 
     def _write(self, pieces, entry):

@@ -121,8 +121,8 @@ class CliE2eTest(unittest.TestCase):
             loaded = self.records(address, "checkpoint", "load", "begin", "--client-state-out", back)[0]
             self.assertEqual((loaded["step"], back.read_bytes()), (0, position.read_bytes()))
             self.wait_until_it_serves(address)
-            said = self.call(address, "checkpoint", "load", "step-00000003", "--client-state-out", back).stderr
-            self.assertIn("nothing was kept with checkpoint step-00000003: ", said)
+            said = self.call(address, "checkpoint", "load", "step-00000003", "--client-state-out", back, code=5).stderr
+            self.assertIn(f"it is loaded, and nothing was kept with it: {back} is not written", said)
             self.assertEqual(back.read_bytes(), position.read_bytes(), "an earlier file stays")
             self.wait_until_it_serves(address)
             self.call(address, "checkpoint", "load", "begin")

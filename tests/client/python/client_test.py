@@ -3,6 +3,7 @@
 import os
 import pathlib
 import struct
+import subprocess
 import sys
 
 import grpc
@@ -348,16 +349,46 @@ def test_a_recorded_request_expects_no_lineage(tmp_path):
 
 
 def test_a_client_beside_one_that_a_fork_brought_is_refused_where_grpc_would_wait_for_ever(monkeypatch):
-    parents = stemma.Client("127.0.0.1:7070")
-    monkeypatch.setattr(parents._connection, "_owner_pid", os.getpid() + 1)  # as this process sees it when it was forked off
+    from stemma import _connection
+
     monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
-    stemma.Client("127.0.0.1:7070").close()
     for version in ("1.51.0", "1.79.3"):
         monkeypatch.setattr(grpc, "__version__", version)
+        stemma.Client("127.0.0.1:7070").close()
+        monkeypatch.setattr(_connection, "_forked_beside", True)
         with pytest.raises(ValueError, match=f"would wait for ever: grpcio is {version}. .*spawn.*grpcio 1.80 or newer"):
             stemma.Client("127.0.0.1:7070")
-    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "1")
+        with monkeypatch.context() as told:
+            told.setenv("GRPC_ENABLE_FORK_SUPPORT", "yes")
+            stemma.Client("127.0.0.1:7070").close()
+        monkeypatch.setattr(_connection, "_forked_beside", False)
+    monkeypatch.setattr(_connection, "_forked_beside", True)
+    monkeypatch.setattr(grpc, "__version__", "1.80.1")
     stemma.Client("127.0.0.1:7070").close()
-    monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT")
-    monkeypatch.setattr(parents._connection, "_closed", True)
-    stemma.Client("127.0.0.1:7070").close()
+
+
+FORKED = """
+import os, sys, stemma
+from stemma import _connection
+client = stemma.Client("127.0.0.1:1", connect_timeout_s=0.05)
+if sys.argv[1] == "used":
+    try:
+        client.model()
+    except stemma.StemmaError:
+        pass
+if sys.argv[2] == "closed":
+    client.close()
+child = os.fork()
+if child == 0:
+    client.close()  # the other's: it stays open there
+    del client
+    os._exit(int(_connection._forked_beside))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), int(_connection._forked_beside))
+"""
+
+
+@pytest.mark.parametrize("used, state, seen", [("used", "open", 1), ("unused", "open", 0), ("used", "closed", 0)])
+def test_a_forked_process_remembers_whether_a_client_was_in_use(used, state, seen):
+    out = subprocess.run([sys.executable, "-c", FORKED, used, state], capture_output=True, text=True, timeout=60, check=True,
+                         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert out.stdout.split() == [str(seen), "0"], out.stderr

@@ -33,7 +33,7 @@ def step_of(server, tls):
 
 
 def refusal(server, tls):
-    with stemma.Client(server.address, connect_timeout_s=0.5, tls=tls) as client, pytest.raises(stemma.StemmaError) as error:
+    with stemma.Client(server.address, connect_timeout_s=1, tls=tls) as client, pytest.raises(stemma.StemmaError) as error:
         client.model()
     assert error.value.code == "UNAVAILABLE" and server.address in str(error.value)
     return str(error.value)

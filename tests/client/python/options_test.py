@@ -1,11 +1,13 @@
 """What a Client takes when it is made, and how long its calls wait where they are told to."""
 
 import gc
+import inspect
 import math
 import os
 import signal
 import threading
 import time
+import typing
 
 import grpc
 import numpy
@@ -136,3 +138,18 @@ def test_what_is_still_written_when_the_time_is_over_is_a_timeout(method, exists
                 "ListCheckpoints": lambda *_: Listed(checkpoints=[Checkpoint(name="b")])}
     with pytest.raises(TimeoutError, match="which may go on at the server"):
         run(handlers, lambda c: CALLS[method](c, timeout_s=0.3), recovery_timeout_s=5)
+
+
+def test_a_type_checker_sees_every_option_of_update_actor():
+    submit = set(inspect.signature(stemma.Client.submit).parameters)
+    overloads = typing.get_overloads(stemma.Client.update_actor)
+    assert len(overloads) == 3
+    for overload in overloads:
+        assert set(inspect.signature(overload).parameters) == submit | {"wait"}
+
+
+def test_a_client_says_which_server_and_lineage_it_has():
+    with FakeServer({"GetModel": lambda *_: Model(lineage="L1")}) as server, stemma.Client(server.address) as client:
+        assert repr(client) == f"Client('{server.address}')"
+        client.model()
+        assert repr(client) == f"Client('{server.address}', lineage L1)"

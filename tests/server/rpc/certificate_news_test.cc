@@ -14,7 +14,7 @@ std::string TextOf(const std::optional<CertificateNews::Line>& line) {
 
 TEST(CertificateNewsTest, SaysAProblemOnceAndItsEnd) {
   CertificateNews news;
-  const TlsValidity ends = {kNoon + 90 * kDay, 90 * kDay};
+  const TlsValidities ends = {.cert = {kNoon + 90 * kDay, 90 * kDay}};
   EXPECT_EQ(TextOf(news.Look(ends, kNoon)), "");
   EXPECT_EQ(TextOf(news.Look(absl::InvalidArgumentError("--tls-key: a"), kNoon)),
             "warning: new connections may fail in TLS: --tls-key: a");
@@ -27,22 +27,31 @@ TEST(CertificateNewsTest, SaysAProblemOnceAndItsEnd) {
 
 TEST(CertificateNewsTest, WarnsOnceADayInTheLastWeek) {
   CertificateNews news;
-  const TlsValidity ends = {kNoon + 7 * kDay, 90 * kDay};
+  const TlsValidities ends = {.cert = {kNoon + 7 * kDay, 90 * kDay}};
   EXPECT_EQ(TextOf(news.Look(ends, kNoon - absl::Seconds(1))), "");
-  EXPECT_EQ(
-      TextOf(news.Look(ends, kNoon)),
-      "warning: the certificate of --tls-cert, or the last of --tls-ca, ends at 2030-01-08 12:00 UTC: renew it; it is "
-      "read again without a restart");
+  EXPECT_EQ(TextOf(news.Look(ends, kNoon)),
+            "warning: the certificate of --tls-cert ends at 2030-01-08 12:00 UTC: renew it; it is read again without a "
+            "restart");
   EXPECT_EQ(TextOf(news.Look(ends, kNoon + kDay - absl::Seconds(1))), "");
   EXPECT_NE(TextOf(news.Look(ends, kNoon + kDay)), "");
-  EXPECT_EQ(TextOf(news.Look(TlsValidity{kNoon + 97 * kDay, 90 * kDay}, kNoon + 2 * kDay)), "") << "it was renewed";
+  EXPECT_EQ(TextOf(news.Look(TlsValidities{.cert = {kNoon + 97 * kDay, 90 * kDay}}, kNoon + 2 * kDay)), "")
+      << "it was renewed";
 }
 
-TEST(CertificateNewsTest, OneOfADayIsWarnedOfInItsLastThird) {
+TEST(CertificateNewsTest, OneOfADayIsWarnedOfInItsLastQuarter) {
   CertificateNews news;
-  const TlsValidity ends = {kNoon + kDay, kDay};
-  EXPECT_EQ(TextOf(news.Look(ends, kNoon + absl::Hours(15))), "");
-  EXPECT_NE(TextOf(news.Look(ends, kNoon + absl::Hours(16))), "");
+  const TlsValidities ends = {.cert = {kNoon + kDay, kDay}};
+  EXPECT_EQ(TextOf(news.Look(ends, kNoon + absl::Hours(17))), "");
+  EXPECT_NE(TextOf(news.Look(ends, kNoon + absl::Hours(18))), "");
+}
+
+TEST(CertificateNewsTest, ACaIsWarnedOfBesideTheCertificate) {
+  CertificateNews news;
+  const TlsValidities ends = {.cert = {kNoon + kDay, 90 * kDay}, .ca = {kNoon + 3 * kDay, 900 * kDay}};
+  EXPECT_NE(TextOf(news.Look(ends, kNoon)).find("the certificate of --tls-cert ends at 2030-01-02"), std::string::npos);
+  EXPECT_NE(TextOf(news.Look(ends, kNoon)).find("the last certificate in --tls-ca ends at 2030-01-04"),
+            std::string::npos);
+  EXPECT_EQ(TextOf(news.Look(ends, kNoon)), "");
 }
 
 }  // namespace
