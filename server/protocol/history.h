@@ -69,7 +69,8 @@ class History {
   void PinCheckpoint(const std::string& name, bool pinned);
   // `damage`: what was found; empty: it is sound again.
   void JudgeCheckpoint(const std::string& name, const std::string& damage);
-  // Keeps the digest of the weights in another dtype than that in which they were saved; "", "": they are in that again.
+  // Keeps the digest of the weights in another dtype than that in which they were saved; "", "": they are in that
+  // again.
   void NoteLoaded(const std::string& checkpoint, const std::string& dtype, const std::string& weights_digest);
   void DropCheckpoint(const std::string& name);
 
