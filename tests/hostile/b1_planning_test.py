@@ -117,12 +117,12 @@ def test_a_plan_that_the_machine_has_no_memory_for_is_an_error_of_its_request():
     parts = stream(groups, ppo_epochs=32, shuffle=True, seed=1)
     with Cluster(fake=True, flags=TIGHT) as cluster:
         pid = cluster.server.pid
-        virtual = int(memory_mib(cluster, "VmSize")) << 20
-        old = resource.prlimit(pid, resource.RLIMIT_AS, (virtual + (48 << 20), resource.RLIM_INFINITY))
+        written = int(memory_mib(cluster, "VmData")) << 20  # without what is only reserved
+        old = resource.prlimit(pid, resource.RLIMIT_DATA, (written + (48 << 20), resource.RLIM_INFINITY))
         try:
             refused = refusal(lambda: cluster.stub.UpdateActor(iter(parts), timeout=120))
             assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER_MEMORY"), refused
             assert refused.retry_after_s == 1
         finally:
-            resource.prlimit(pid, resource.RLIMIT_AS, old)
+            resource.prlimit(pid, resource.RLIMIT_DATA, old)
         serves(cluster)
