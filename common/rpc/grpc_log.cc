@@ -1,7 +1,5 @@
 #include "common/rpc/grpc_log.h"
 
-#include <string_view>
-
 #include "common/base/clock.h"
 #include "common/base/log_limit.h"
 #include "common/base/steady_time.h"
@@ -16,14 +14,9 @@ constexpr std::string_view kHandshakeFailed = "Handshake failed", kReason = "SSL
 
 void Keep(gpr_log_func_args* args) { VLOG(1) << "gRPC: " << args->message; }
 
-// "Handshake failed with fatal error SSL_ERROR_SSL: error:0A0000C7:SSL routines::peer did not return a certificate."
 void KeepAllButHandshakes(gpr_log_func_args* args) {
   Keep(args);
-  const std::string_view message = args->message;
-  const size_t reason = message.find(kReason);
-  if (message.starts_with(kHandshakeFailed) && reason != message.npos) {
-    LogRefusedHandshake(std::string(message.substr(reason + kReason.size() + 1)));
-  }
+  if (const std::string why = HandshakeFailure(args->message); !why.empty()) LogRefusedHandshake(why);
 }
 
 }  // namespace
@@ -31,6 +24,15 @@ void KeepAllButHandshakes(gpr_log_func_args* args) {
 void QuietGrpc() { gpr_set_log_function(Keep); }
 
 void QuietGrpcOfServer() { gpr_set_log_function(KeepAllButHandshakes); }
+
+// "Handshake failed with fatal error SSL_ERROR_SSL: error:0A0000C7:SSL routines::peer did not return a certificate."
+std::string HandshakeFailure(std::string_view grpc_line) {
+  const size_t routines = grpc_line.find(kReason);
+  if (!grpc_line.starts_with(kHandshakeFailed) || routines == grpc_line.npos) return "";
+  std::string_view why = grpc_line.substr(routines + kReason.size());
+  while (why.starts_with(':')) why.remove_prefix(1);
+  return std::string(why);
+}
 
 void LogRefusedHandshake(const std::string& why) {
   static LogLimit& limit = *new LogLimit(kLines);  // of the process, as gRPC's log is

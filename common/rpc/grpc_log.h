@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace stemma {
 
@@ -11,6 +12,10 @@ void QuietGrpc();
 
 // Does the same for a server, and logs why handshakes of TLS fail, which gRPC tells nobody else.
 void QuietGrpcOfServer();
+
+// Returns OpenSSL's reason in gRPC's line about a handshake that failed; "": the line is about something else, or has
+// none.
+std::string HandshakeFailure(std::string_view grpc_line);
 
 // Logs why somebody was not let in; 20 lines in ten seconds at the most.
 void LogRefusedHandshake(const std::string& why);

@@ -66,8 +66,6 @@ absl::Time TimeOf(const ASN1_TIME* time) {
   return ASN1_TIME_to_tm(time, &parts) == 1 ? absl::FromTM(parts, absl::UTCTimeZone()) : absl::InfinitePast();
 }
 
-std::string TimeText(absl::Time time) { return absl::FormatTime("%Y-%m-%d %H:%M UTC", time, absl::UTCTimeZone()); }
-
 TlsValidity ValidityOf(const X509* certificate) {
   const absl::Time begins = TimeOf(X509_get0_notBefore(certificate)), ends = TimeOf(X509_get0_notAfter(certificate));
   return {ends, ends - begins};
@@ -76,8 +74,8 @@ TlsValidity ValidityOf(const X509* certificate) {
 // Returns what is wrong at `now`: "ended at ...", "begins at ..."; "": nothing is.
 std::string TimeProblem(const X509* certificate, absl::Time now) {
   const absl::Time begins = TimeOf(X509_get0_notBefore(certificate)), ends = TimeOf(X509_get0_notAfter(certificate));
-  if (ends <= now) return absl::StrCat("ended at ", TimeText(ends));
-  if (begins > now) return absl::StrCat("begins at ", TimeText(begins));
+  if (ends <= now) return absl::StrCat("ended at ", CertificateTimeText(ends));
+  if (begins > now) return absl::StrCat("begins at ", CertificateTimeText(begins));
   return "";
 }
 
@@ -208,6 +206,10 @@ absl::StatusOr<TlsValidity> CheckCa(const std::string& path, absl::Time now) {
 }
 
 }  // namespace
+
+std::string CertificateTimeText(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%d %H:%M UTC", time, absl::UTCTimeZone());
+}
 
 absl::Status CheckPeerCertificate(const std::string& pem, absl::Time now) {
   const Certificate certificate(PEM_read_bio_X509(TextOf(pem).get(), nullptr, nullptr, nullptr));

@@ -23,6 +23,9 @@ struct TlsValidities {
   TlsValidity ca = {};    // of the one in it that ends last
 };
 
+// "2030-01-08 12:00 UTC"
+std::string CertificateTimeText(absl::Time time);
+
 // Checks the files as they are now: that those are there which the side needs, that they can be read and parsed, that
 // the first certificate of `cert` is for this side, and that it and one of `ca` are valid at `now`; that the key is
 // that certificate's, that users other than its file's owner and group have no access to it, and that OpenSSL's policy

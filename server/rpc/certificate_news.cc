@@ -12,8 +12,7 @@ constexpr absl::Duration kWarnsBefore = absl::Hours(7 * 24), kWarnsEvery = absl:
 constexpr int kLifeOverWarning = 4;  // those who renew by themselves do so earlier, in the last third
 
 std::string EndText(absl::Time ends) {
-  return absl::StrCat(" ends at ", absl::FormatTime("%Y-%m-%d %H:%M UTC", ends, absl::UTCTimeZone()),
-                      ": renew it; it is read again without a restart");
+  return absl::StrCat(" ends at ", CertificateTimeText(ends), ": renew it; it is read again without a restart");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 """Each bad input gives its named error, and the same server then serves a good request. Real server, real worker."""
 
+import re
 import struct
 
 import grpc
@@ -129,6 +130,16 @@ def test_an_invalid_request_is_refused_by_field_path(cluster, spoil, field):
     assert error.fields[0] == field, error
     if field.startswith("groups[1]"):
         assert error.metadata["uid"] == request.groups[1]["uid"]
+
+
+@pytest.mark.parametrize("drop, says", [
+    (lambda header: header["loss"].pop("kl_loss_type"), "kl_loss_type is missing: the KL term needs it; "),
+    (lambda header: header.pop("ref"), "ref is missing: .* from CLIENT .ref_log_prob of each rollout. or from WEIGHTS; ")])
+def test_half_of_a_kl_term_is_told_what_to_send_or_to_leave_out(cluster, drop, says):
+    request = Request()
+    drop(request.header)
+    message = str(refusal(lambda: request.send(cluster.stub)))
+    assert re.search(says + "for a loss without one leave kl_loss_coef out", message), message
 
 
 def test_a_response_mask_of_another_length_is_refused(cluster):
