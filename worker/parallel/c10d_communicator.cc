@@ -66,11 +66,20 @@ std::vector<c10::intrusive_ptr<c10d::Backend>> Connected(const AxisBackends& bac
   return connected;
 }
 
-// Adds this rank's part of the sum, in the order of the ranks.
+// Adds this rank's part of the sum, in the order of the ranks. A CPU copies what it adds where its dtype is another, so
+// it gets pieces of that.
 void AddParts(const at::Tensor& parts, const at::Tensor& sum) {
+  constexpr int64_t kCopiedElements = int64_t{1} << 16;
   const int64_t part = sum.numel();
+  const bool copies = sum.is_cpu() && parts.scalar_type() != sum.scalar_type();
+  const int64_t step = copies ? kCopiedElements : std::max<int64_t>(part, 1);
   sum.copy_(parts.narrow(0, 0, part));
-  for (int64_t begin = part; begin < parts.numel(); begin += part) sum.add_(parts.narrow(0, begin, part));
+  for (int64_t begin = part; begin < parts.numel(); begin += part) {
+    for (int64_t at = 0; at < part; at += step) {
+      const int64_t elements = std::min(step, part - at);
+      sum.narrow(0, at, elements).add_(parts.narrow(0, begin + at, elements));
+    }
+  }
 }
 
 // NCCL's end throws, as when this rank's device has failed or what is in flight stays: it would end the process in a

@@ -17,6 +17,8 @@ namespace {
 using worker::Communicator;
 using worker::PendingCollective;
 
+constexpr int64_t kSeveralPieces = 70'001;  // more than a CPU adds at a time to a sum of another dtype
+
 class RankProgram {
  public:
   RankProgram(Communicator& ranks, uint64_t seed, at::Device device, int64_t count_max = 5000)
@@ -31,7 +33,9 @@ class RankProgram {
       }
       Overlapped(type);
     }
-    for (const int64_t count : {int64_t{0}, int64_t{1}, DrawCount(count_max_)}) ReduceScatterOfNarrow(count);
+    for (const int64_t count : {int64_t{0}, int64_t{1}, DrawCount(count_max_), kSeveralPieces}) {
+      ReduceScatterOfNarrow(count);
+    }
     for (const auto type : {at::kFloat, at::kDouble, at::kLong, at::kBFloat16, at::kByte}) {
       for (const int64_t count : {int64_t{0}, int64_t{1}, DrawCount(7), DrawCount(count_max_)}) {
         AllGather(type, count, /*in_place=*/false);
@@ -102,12 +106,18 @@ class RankProgram {
     Add(own_, output);
   }
 
-  // bf16 of every rank, whose sum is fp32: 1 and 1/1024 of each rank are bf16, and their sum is not.
+  // Returns 1, 2, 3, 1, 2, ... from place `begin` on.
+  at::Tensor Steps(int64_t begin, int64_t count) const {
+    return (at::arange(begin, begin + count, at::kDouble).remainder(3) + 1).to(device_);
+  }
+
+  // bf16 of every rank, whose sum is fp32: 1 to 3 and so many 1/1024 of each rank are bf16, and their sum is not.
   void ReduceScatterOfNarrow(int64_t part) {
-    const at::Tensor input = Full(part * ranks_.size(), ranks_.rank() == 0 ? 1.0 : 1.0 / 1024, at::kBFloat16);
+    const double of_rank = ranks_.rank() == 0 ? 1.0 : 1.0 / 1024, sum = 1 + (ranks_.size() - 1) / 1024.0;
+    const at::Tensor input = (Steps(0, part * ranks_.size()) * of_rank).to(at::kBFloat16);
     at::Tensor output = Full(part, 77, at::kFloat);
     Expect(ranks_.ReduceScatterSum("reduce_scatter", input, output), "reduce-scatter of bf16");
-    ExpectEqual(output, Full(part, 1 + (ranks_.size() - 1) / 1024.0, at::kFloat), "reduce-scatter of bf16");
+    ExpectEqual(output, (Steps(ranks_.rank() * part, part) * sum).to(at::kFloat), "reduce-scatter of bf16");
     Add(own_, output);
   }
 
