@@ -2,20 +2,15 @@
 
 #include <algorithm>
 
+#include "common/cost/gradient_operands.h"
 #include "common/cost/kernel_blocks.h"
+#include "common/cost/moe_bytes.h"
 #include "common/cost/tape_policy.h"
 
 namespace stemma {
 namespace {
 
 constexpr int64_t kOwnTokenBytes = 2 * 8;  // a token's place among the rank's own, twice
-
-bool Upcasts(const ByteShape& s) { return s.run_bytes != s.accumulate_bytes; }
-
-// A weight's gradient in bf16: rows of both operands, of so many elements together, are upcast.
-int64_t GradientOperands(const ByteShape& s, int64_t rows, int64_t elements) {
-  return Upcasts(s) ? std::min(rows, kUpcastRows) * s.accumulate_bytes * elements : 0;
-}
 
 // The gradients of the QKV product's weight, for `columns` of it, and of its bias: rows that a bias sums are upcast all
 // at once.
@@ -108,12 +103,11 @@ class BackwardMoments {
   // K and V of all rows are on their way here: dy, the tape and own K/V.
   int64_t Gathering() const { return d_ + t_.tape(policy_) + kv_ + shared_.held + shared_.gathering; }
 
-  // Rows that a norm makes, gathered.
-  int64_t Normed() const { return t_.normed + (t_.gathered > 0 ? d_ + t_.gather_scratch : 0); }
+  int64_t Normed() const { return GatheredNormBytes(t_); }
 
   // Policy S4: the norm, the QKV product with K and V once more, attention and its output.
   int64_t AttentionAgain() const {
-    const int64_t inputs = d_ + kv_ + t_.statistic + d_, there = inputs + t_.normed;  // x, norm1; dy
+    const int64_t inputs = d_ + t_.routing + kv_ + t_.statistic + d_, there = inputs + t_.normed;  // x, norm1; dy
     const int64_t products = there + 2 * qkv_ + t_.qk_statistics;
     const int64_t heads = there + t_.q + t_.qk_norm + t_.attended;
     const int64_t attention = heads + UpcastQueries(t_, 1) + AttentionForwardBytes(s_, runs_);
@@ -125,6 +119,7 @@ class BackwardMoments {
     int64_t there = d_ + 2 * t_.statistic + kv_ + t_.attended + d_ + d_;  // x, x2, dy
     if (KeepsElementwise(policy_) || again) there += t_.normed;           // norm1
     if (KeepsQueries(policy_) || again) there += t_.q + t_.qk_norm;
+    if (s_.config.experts) return there + MoeBackwardBytes(t_, policy_);
     const int64_t norm2 = KeepsElementwise(policy_) ? 0 : Normed() + (KeepsGateUp(policy_) ? 2 * f_ : 0);
     const int64_t gathered = t_.normed + 3 * f_ + t_.gathered;
     const int64_t down =
@@ -180,6 +175,13 @@ class BackwardMoments {
   const int64_t kv_;  // own K and V
 };
 
+// What the MLP holds beside its input, the norm's statistics and what attention keeps.
+int64_t MlpForwardBytes(const TensorBytes& t, v1::TapePolicy policy) {
+  const int64_t f = t.ffn, norm2 = KeepsElementwise(policy) ? t.normed : 0;
+  const int64_t down = norm2 + (KeepsGateUp(policy) ? 3 * f : f) + std::max(t.input, t.sums);
+  return std::max({t.normed + 2 * f, norm2 + 3 * f, down});
+}
+
 }  // namespace
 
 int64_t EmbeddingBytes(const TensorBytes& t) {
@@ -190,8 +192,8 @@ int64_t EmbeddingBytes(const TensorBytes& t) {
 
 int64_t LayerForwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapePolicy policy, const SharedKv& shared) {
   const ByteShape& s = t.shape;
-  const int64_t d = t.input, h = t.normed, f = t.ffn, qkv = t.q + t.kv;
-  const int64_t gather = h + (t.gathered > 0 ? d + t.gather_scratch : 0);  // of rows that a norm makes
+  const int64_t d = t.input, h = t.normed, qkv = t.q + t.kv;
+  const int64_t gather = GatheredNormBytes(t);
   const int64_t sums = std::max(d, t.sums);
   const int64_t input = d + t.statistic;
   const int64_t products = input + h + 2 * qkv + t.qk_statistics;
@@ -203,11 +205,8 @@ int64_t LayerForwardBytes(const TensorBytes& t, const LayerRuns& runs, v1::TapeP
   if (KeepsElementwise(policy)) there += h;  // norm1
   if (KeepsQueries(policy)) there += t.q + t.qk_norm;
   if (KeepsAttention(policy)) there += t.attended;
-  const int64_t norm2 = KeepsElementwise(policy) ? h : 0;
-  const int64_t gate_up = there + h + 2 * f;
-  const int64_t act = there + norm2 + 3 * f;
-  const int64_t down = there + norm2 + (KeepsGateUp(policy) ? 3 * f : f) + sums;
-  return std::max({input + gather, products, gathering, attention, heads + sums, there + gather, gate_up, act, down});
+  const int64_t mlp = there + (s.config.experts ? MoeForwardBytes(t, policy) : MlpForwardBytes(t, policy));
+  return std::max({input + gather, products, gathering, attention, heads + sums, there + gather, mlp});
 }
 
 int64_t LayerCopyBytes(const TensorBytes& t, v1::TapePolicy policy) {

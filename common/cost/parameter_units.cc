@@ -14,8 +14,8 @@ namespace {
 // Returns the elements of each of a rank's parameters: tensors of one layer and role are one.
 std::map<std::pair<int64_t, TensorRole>, int64_t> ParameterElements(const ModelShard& shard) {
   std::map<std::pair<int64_t, TensorRole>, int64_t> parameters;
-  for (const LocalTensor& tensor : LocalTensors(shard)) {
-    parameters[{tensor.spec.layer, tensor.spec.role}] += tensor.box.rows() * tensor.box.columns();
+  for (const LocalTensor& tensor : LocalTensorsOfOneExpert(shard)) {
+    parameters[{tensor.spec.layer, tensor.spec.role}] += tensor.elements();
   }
   return parameters;
 }

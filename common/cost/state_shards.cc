@@ -7,12 +7,6 @@
 #include "common/cost/state_slabs.h"
 
 namespace stemma {
-namespace {
-
-int64_t NumElements(const LocalTensor& tensor) { return tensor.box.rows() * tensor.box.columns(); }
-
-}  // namespace
-
 int64_t RoundPartElements(int64_t round_elements, int64_t ranks) {
   return std::max(round_elements / ranks / kStateSlabUnit * kStateSlabUnit, kStateSlabUnit);
 }
@@ -20,15 +14,15 @@ int64_t RoundPartElements(int64_t round_elements, int64_t ranks) {
 int64_t NumParameters(const ModelShard& shard) {
   if (shard.place.tp_size == 1 && shard.place.pp_size == 1) return shard.config.num_parameters();
   int64_t parameters = 0;
-  for (const LocalTensor& tensor : LocalTensors(shard)) parameters += NumElements(tensor);
+  for (const LocalTensor& tensor : LocalTensorsOfOneExpert(shard)) parameters += tensor.elements();
   return parameters;
 }
 
 int64_t PartialGradientElements(const ModelShard& shard) {
   if (shard.place.tp_size == 1) return 0;
   std::map<int64_t, int64_t> of_layers;  // what follows the layers is -1's
-  for (const LocalTensor& tensor : LocalTensors(shard)) {
-    if (PlacementOf(tensor.spec, shard).partial_over_tp) of_layers[tensor.spec.layer] += NumElements(tensor);
+  for (const LocalTensor& tensor : LocalTensorsOfOneExpert(shard)) {
+    if (PlacementOf(tensor.spec, shard).partial_over_tp) of_layers[tensor.spec.layer] += tensor.elements();
   }
   int64_t largest = 0;
   for (const auto& [layer, elements] : of_layers) largest = std::max(largest, elements);
@@ -38,9 +32,9 @@ int64_t PartialGradientElements(const ModelShard& shard) {
 int64_t StageGradientElements(const ModelShard& shard) {
   if (shard.place.pp_size == 1) return 0;
   int64_t largest = 0;
-  for (const LocalTensor& tensor : LocalTensors(shard)) {
+  for (const LocalTensor& tensor : LocalTensorsOfOneExpert(shard)) {
     if (!PlacementOf(tensor.spec, shard).partial_over_first_and_last_stage) continue;
-    largest = std::max(largest, std::min(NumElements(tensor), kStageGradientElements));
+    largest = std::max(largest, std::min(tensor.elements(), kStageGradientElements));
   }
   return largest;
 }
@@ -57,8 +51,8 @@ StateShare LargestShare(const ModelShard& shard, int64_t ranks) {
     rounds += DivideUp(part, part_max);
     bucket = 0;
   };
-  for (const LocalTensor& tensor : LocalTensors(shard)) {
-    bucket += RoundUpToSlabUnit(NumElements(tensor));
+  for (const LocalTensor& tensor : LocalTensorsOfOneExpert(shard)) {
+    bucket += RoundUpToSlabUnit(tensor.elements());
     if (bucket >= kBucketElements) close_bucket();
   }
   if (bucket > 0) close_bucket();

@@ -19,6 +19,7 @@ enum class TapeTensor : uint8_t {
   kQueries,       // after rotation
   kAttended,      // attention's merged output and its log-sum-exp
   kResidual,      // the attention block's output, the MLP block's input
+  kRouting,       // with experts: whom each row goes to, and the weights
   kGateUp,        // both products
   kActivation,    // silu(gate) · up
 };
@@ -39,6 +40,7 @@ constexpr v1::TapePolicy KeptUpTo(TapeTensor tensor) {
     case TapeTensor::kResidual:
       return v1::S3;
     case TapeTensor::kInput:
+    case TapeTensor::kRouting:
     case TapeTensor::kKvStatistic:
       return v1::S4;
   }

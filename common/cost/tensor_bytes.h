@@ -12,6 +12,15 @@
 
 namespace stemma {
 
+inline constexpr int64_t kRowNumberBytes = 8;  // of the number of a row, or of an expert
+
+// Returns what a row's choice of experts is kept in: their numbers and weights, and all probabilities where the weights
+// are some of those (worker/ops/routing.h).
+inline int64_t RoutingRowBytes(const Experts& experts, int64_t accumulate_bytes) {
+  const int64_t probabilities = experts.weights_sum_to_one ? 0 : experts.count;
+  return experts.per_token * (kRowNumberBytes + accumulate_bytes) + probabilities * accumulate_bytes;
+}
+
 // Bytes of a layer's tensors over so many rows. A tensor-parallel rank has some rows of what is between the blocks,
 // which is as wide as the model, and all rows of its heads and columns: worker/ops/tensor_parallel.h. The shape
 // outlives it.
@@ -26,7 +35,10 @@ struct TensorBytes {
   int64_t statistic;  // of a norm of own rows
   int64_t normed;     // rows of all ranks, as blocks read them, padded
   int64_t product;    // of the width of the model: all rows, of which the rank has a part of the sum
-  int64_t q, kv, gradient_kv, ffn;
+  int64_t q, kv, gradient_kv;
+  int64_t ffn;       // with experts, of all assignments of rows to experts, as `routed` is
+  int64_t routed;    // with experts: as wide as the model, a row for each assignment; else 0
+  int64_t routing;   // who goes to which expert, and the weights, as they are kept; 0 without experts
   int64_t attended;  // the output of attention and its log-sum-exp
   // With QK-norm: what comes before it, kept with its statistics; those alone.
   int64_t qk_norm, qk_statistics, k_norm, k_statistics;
@@ -48,7 +60,9 @@ inline TensorBytes::TensorBytes(const ByteShape& s, int64_t num_rows, int64_t ro
       q(rows * s.run_bytes * s.config.q_size()),
       kv(rows * s.run_bytes * 2 * s.config.kv_size()),
       gradient_kv(rows * s.accumulate_bytes * 2 * s.config.kv_size()),
-      ffn(rows * s.run_bytes * s.config.ffn_size),
+      ffn(rows * s.run_bytes * s.config.mlps_per_token() * s.config.ffn_size),
+      routed(s.config.experts ? rows * s.run_bytes * s.config.experts->per_token * s.config.hidden_size : 0),
+      routing(s.config.experts ? rows * RoutingRowBytes(*s.config.experts, s.accumulate_bytes) : 0),
       attended(q + rows * s.accumulate_bytes * s.config.num_heads),
       qk_statistics(s.config.qk_norm ? rows * s.accumulate_bytes * (s.config.num_heads + s.config.num_kv_heads) : 0),
       k_statistics(s.config.qk_norm ? rows * s.accumulate_bytes * s.config.num_kv_heads : 0) {
@@ -68,7 +82,7 @@ inline TensorBytes::TensorBytes(const ByteShape& s, int64_t num_rows, int64_t ro
 
 inline int64_t TensorBytes::tape(v1::TapePolicy policy) const {
   if (!KeepsInputs(policy)) return 0;
-  int64_t bytes = input;
+  int64_t bytes = input + routing;
   if (KeepsElementwise(policy)) bytes += 2 * normed + ffn;
   if (KeepsGateUp(policy)) bytes += 2 * ffn;
   if (KeepsQueries(policy)) bytes += q + qk_norm;

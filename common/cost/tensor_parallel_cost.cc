@@ -9,35 +9,47 @@ namespace stemma {
 namespace {
 
 // In fp64, of a row of logits: the largest, the log of their sum, the target's; the entropy.
-constexpr int64_t kRowNumberBytes = 8, kRowNumbers = 3, kRowNumbersWithEntropy = 4;
+constexpr int64_t kLogitNumberBytes = 8, kRowNumbers = 3, kRowNumbersWithEntropy = 4;
 
-// Collectives of so many rows each.
+// Collectives of so many rows each: as wide as the model, and of a router's products.
 struct RowExchanges {
   int64_t gathers = 0, sums = 0;
+  int64_t router_gathers = 0, router_sums = 0;
 
-  RowExchanges operator+(const RowExchanges& o) const { return {gathers + o.gathers, sums + o.sums}; }
-  RowExchanges operator*(int64_t times) const { return {gathers * times, sums * times}; }
+  RowExchanges operator+(const RowExchanges& o) const {
+    return {gathers + o.gathers, sums + o.sums, router_gathers + o.router_gathers, router_sums + o.router_sums};
+  }
+  RowExchanges operator*(int64_t times) const {
+    return {gathers * times, sums * times, router_gathers * times, router_sums * times};
+  }
 };
 
-constexpr RowExchanges kGather = {.gathers = 1, .sums = 0};
-constexpr RowExchanges kEmbed = {.gathers = 0, .sums = 1}, kEmbedBackward = kGather;
-// Each block gathers what its norm makes, and sums what it adds to the residual.
-constexpr RowExchanges kLayerForward = {.gathers = 2, .sums = 2};
+constexpr RowExchanges kGather = {.gathers = 1};
+constexpr RowExchanges kEmbed = {.sums = 1}, kEmbedBackward = kGather;
 constexpr RowExchanges kKvForward = kGather;
 
+// Each block gathers what its norm makes, and sums what it adds to the residual.
+RowExchanges LayerForward(const ByteShape& s) {
+  return {.gathers = 2, .sums = 2, .router_gathers = s.config.experts ? 1 : 0};
+}
+
 // A norm's output that was dropped is gathered again; so is attention's output summed.
-RowExchanges LayerBackward(v1::TapePolicy policy) {
-  return {.gathers = 2 + (KeepsElementwise(policy) ? 0 : 2), .sums = 2 + (KeepsAttention(policy) ? 0 : 1)};
+RowExchanges LayerBackward(const ByteShape& s, v1::TapePolicy policy) {
+  return {.gathers = 2 + (KeepsElementwise(policy) ? 0 : 2),
+          .sums = 2 + (KeepsAttention(policy) ? 0 : 1),
+          .router_sums = s.config.experts ? 1 : 0};
 }
 
 RowExchanges KvBackward(v1::TapePolicy policy) { return {.gathers = KeepsElementwise(policy) ? 0 : 1, .sums = 1}; }
 
 // `row_parts`: rows of one rank, in all exchanges of one kind together.
 TensorSentBytes OfParts(const ByteShape& s, int64_t row_parts, const RowExchanges& exchanges) {
-  const int64_t others = (s.tp - 1) * row_parts * s.config.hidden_size;
-  return {.rows = exchanges.gathers * others * s.run_bytes,
-          .row_sums = exchanges.sums * others * s.run_bytes,
-          .row_collectives = exchanges.gathers + exchanges.sums};
+  const int64_t number = (s.tp - 1) * row_parts * s.run_bytes;  // one of each row
+  const int64_t hidden = number * s.config.hidden_size,
+                router = s.config.experts ? number * s.config.experts->count : 0;
+  return {.rows = exchanges.gathers * hidden + exchanges.router_gathers * router,
+          .row_sums = exchanges.sums * hidden + exchanges.router_sums * router,
+          .row_collectives = exchanges.gathers + exchanges.sums + exchanges.router_gathers + exchanges.router_sums};
 }
 
 TensorSentBytes Of(const ByteShape& s, int64_t rows, const RowExchanges& exchanges) {
@@ -58,7 +70,7 @@ RowExchanges IfFirst(const ByteShape& s, const RowExchanges& exchanges) { return
 RowExchanges IfLast(const ByteShape& s, const RowExchanges& exchanges) { return exchanges * (s.last_stage ? 1 : 0); }
 
 RowExchanges PrefixForwardExchanges(const ByteShape& s) {
-  return IfFirst(s, kEmbed) + kLayerForward * s.full_layers() + IfLast(s, kKvForward);
+  return IfFirst(s, kEmbed) + LayerForward(s) * s.full_layers() + IfLast(s, kKvForward);
 }
 
 // The ranks add up in a ring: each sends all parts but one, twice.
@@ -82,22 +94,22 @@ TensorSentBytes PrefixForwardTensorSent(const ByteShape& shape, const PrefixShap
 TensorSentBytes PrefixBackwardTensorSent(const ByteShape& shape, const PrefixShape& prefix, int64_t cp_rank) {
   const bool again = !KeepsInputs(prefix.policy);
   const v1::TapePolicy policy = again ? v1::S0 : prefix.policy;
-  const RowExchanges backward =
-      IfLast(shape, KvBackward(policy)) + LayerBackward(policy) * shape.full_layers() + IfFirst(shape, kEmbedBackward);
+  const RowExchanges backward = IfLast(shape, KvBackward(policy)) + LayerBackward(shape, policy) * shape.full_layers() +
+                                IfFirst(shape, kEmbedBackward);
   return OfBlocks(shape, prefix, cp_rank, again ? PrefixForwardExchanges(shape) + backward : backward);
 }
 
 TensorSentBytes WaveForwardTensorSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows, bool entropy) {
   if (shape.tp == 1) return {};
-  TensorSentBytes sent = Of(shape, rows, IfFirst(shape, kEmbed) + kLayerForward * shape.full_layers());
+  TensorSentBytes sent = Of(shape, rows, IfFirst(shape, kEmbed) + LayerForward(shape) * shape.full_layers());
   if (!shape.last_stage) return sent;
   const int64_t head_rows = rows - kv_only_rows;
   if (kv_only_rows > 0) {  // rows are set apart among those of all ranks
     sent += Of(shape, rows, kGather);
     sent += Of(shape, kv_only_rows, kKvForward);
   }
-  sent += Of(shape, head_rows, kLayerForward + kGather);  // which the head reads
-  sent.vocabulary = (shape.tp - 1) * head_rows * kRowNumberBytes * (entropy ? kRowNumbersWithEntropy : kRowNumbers);
+  sent += Of(shape, head_rows, LayerForward(shape) + kGather);  // which the head reads
+  sent.vocabulary = (shape.tp - 1) * head_rows * kLogitNumberBytes * (entropy ? kRowNumbersWithEntropy : kRowNumbers);
   sent.head_collectives = DivideUp(head_rows, shape.head_chunk_rows);
   return sent;
 }
@@ -105,11 +117,12 @@ TensorSentBytes WaveForwardTensorSent(const ByteShape& shape, int64_t rows, int6
 TensorSentBytes WaveBackwardTensorSent(const ByteShape& shape, int64_t rows, int64_t kv_only_rows,
                                        v1::TapePolicy policy) {
   if (shape.tp == 1) return {};
-  TensorSentBytes sent = Of(shape, rows, LayerBackward(policy) * shape.full_layers() + IfFirst(shape, kEmbedBackward));
+  TensorSentBytes sent =
+      Of(shape, rows, LayerBackward(shape, policy) * shape.full_layers() + IfFirst(shape, kEmbedBackward));
   if (!shape.last_stage) return sent;
   const int64_t head_rows = rows - kv_only_rows;
   constexpr RowExchanges kHead = {.gathers = 0, .sums = 1};
-  sent += Of(shape, head_rows, kHead + LayerBackward(policy));
+  sent += Of(shape, head_rows, kHead + LayerBackward(shape, policy));
   if (kv_only_rows > 0) {  // and put together again
     sent += Of(shape, kv_only_rows, KvBackward(policy) + kGather);
     sent += Of(shape, head_rows, kGather);
@@ -120,9 +133,9 @@ TensorSentBytes WaveBackwardTensorSent(const ByteShape& shape, int64_t rows, int
 PartialGradientBytes PartialGradientsSent(const ModelShard& shard, int64_t accumulate_bytes) {
   PartialGradientBytes sent;
   std::map<int64_t, int64_t> of_layers;  // elements that travel together; what follows the layers is -1's
-  for (const LocalTensor& tensor : LocalTensors(shard)) {
+  for (const LocalTensor& tensor : LocalTensorsOfOneExpert(shard)) {
     const Placement placement = PlacementOf(tensor.spec, shard);
-    const int64_t elements = tensor.box.rows() * tensor.box.columns();
+    const int64_t elements = tensor.elements();
     if (placement.partial_over_tp) of_layers[tensor.spec.layer] += elements;
     if (placement.partial_over_first_and_last_stage) sent.stages += elements * accumulate_bytes;
     if (placement.partial_over_kv_replicas) sent.kv += AllReduceBytes(elements * accumulate_bytes, shard.kv_replicas());

@@ -12,8 +12,9 @@ namespace stemma {
 
 // How a config.json of the family says that attention sees only a window of positions, which is not supported.
 enum class WindowRule {
-  kAnyWidth,  // any `sliding_window` asks for one
-  kFlag,      // `use_sliding_window` asks for one, in the layers from `max_window_layers` on
+  kAnyWidth,         // any `sliding_window` asks for one
+  kFlag,             // `use_sliding_window` asks for one, in the layers from `max_window_layers` on
+  kFlagOfAllLayers,  // `use_sliding_window` asks for one, in all layers
   kWidth,  // a `sliding_window` below `max_position_embeddings` asks for one; it is 4096 where absent, none where null
 };
 
@@ -23,6 +24,7 @@ struct Family {
   std::string_view models;        // the published models, for messages
   bool qkv_bias = false;          // the q, k and v projections add a bias
   bool qk_norm = false;           // each head of q and k is normalized before it is rotated
+  bool experts = false;           // a router sends each token to some of a layer's MLPs
   // An absent num_key_value_heads means as many as num_attention_heads; else the field is required.
   bool kv_heads_optional = false;
   int head_size_default = 0;  // where config.json has no head_dim; 0: hidden_size / num_attention_heads

@@ -13,6 +13,7 @@ using nlohmann::json;
 
 constexpr int64_t kMaxInt32 = 0x7fffffff;  // token ids and positions are int32
 constexpr int64_t kMaxParameters = int64_t{1} << 50;
+constexpr int64_t kMaxExpertsOfAllLayers = int64_t{1} << 18;  // of which each has three tensors with names
 
 // "llama (Llama 3.x), qwen2 (Qwen2, Qwen2.5) and qwen3 (dense)"
 std::string FamiliesText() {
@@ -88,6 +89,13 @@ absl::Status CheckWindowFlag(const JsonFields& fields, const ModelConfig& config
                                                          " (max_window_layers): sliding windows are not supported"));
 }
 
+// WindowRule::kFlagOfAllLayers.
+absl::Status CheckWindowOfAllLayers(const JsonFields& fields) {
+  ASSIGN_OR_RETURN(const bool use, fields.BoolOr("use_sliding_window", false));
+  if (!use || fields.IsNull("sliding_window")) return absl::OkStatus();
+  return fields.Error("use_sliding_window", "true: sliding windows are not supported");
+}
+
 // WindowRule::kWidth.
 absl::Status CheckWindowWidth(const JsonFields& fields, const ModelConfig& config) {
   constexpr int64_t kAbsent = 4096;  // as transformers has it
@@ -110,6 +118,8 @@ absl::Status CheckSlidingWindow(const JsonFields& fields, WindowRule rule, const
       return RefusePresent(fields, "sliding_window", "a sliding window");
     case WindowRule::kFlag:
       return CheckWindowFlag(fields, config);
+    case WindowRule::kFlagOfAllLayers:
+      return CheckWindowOfAllLayers(fields);
     case WindowRule::kWidth:
       return CheckWindowWidth(fields, config);
   }
@@ -238,11 +248,61 @@ absl::Status ParseHeads(const JsonFields& fields, const Family& family, ModelCon
   return absl::OkStatus();
 }
 
+// transformers 4 wrote num_experts, 5 writes num_local_experts and reads either.
+absl::Status ParseExpertCount(const JsonFields& fields, Experts& experts) {
+  const json *four = fields.Find("num_experts"), *five = fields.Find("num_local_experts");
+  if (four != nullptr && five != nullptr && *four != *five) {
+    return fields.Error("num_experts", "differs from num_local_experts, which means the same; keep one of them");
+  }
+  if (five == nullptr) {
+    ASSIGN_OR_RETURN(experts.count, fields.Int("num_experts", 1, 1 << 12));
+  } else {
+    ASSIGN_OR_RETURN(experts.count, fields.Int("num_local_experts", 1, 1 << 12));
+  }
+  return absl::OkStatus();
+}
+
+// Every layer has experts, and no loss of their router's.
+absl::Status ParseExperts(const JsonFields& fields, ModelConfig& config) {
+  Experts& experts = *config.experts;
+  RETURN_IF_ERROR(ParseExpertCount(fields, experts));
+  if (experts.count * config.num_layers > kMaxExpertsOfAllLayers) {
+    return fields.Error("num_experts", absl::StrCat(experts.count, " in each of ", config.num_layers,
+                                                    " layers are more than ", kMaxExpertsOfAllLayers, " in all"));
+  }
+  ASSIGN_OR_RETURN(experts.per_token, fields.Int("num_experts_per_tok", 1, 1 << 12));
+  if (experts.per_token > experts.count) {
+    return fields.Error("num_experts_per_tok", absl::StrCat(experts.per_token, " is more than the ", experts.count,
+                                                            " experts that there are"));
+  }
+  ASSIGN_OR_RETURN(experts.weights_sum_to_one, fields.BoolOr("norm_topk_prob", false));
+  ASSIGN_OR_RETURN(config.ffn_size, fields.Int("moe_intermediate_size", 1, 1 << 22));
+  ASSIGN_OR_RETURN(const int64_t step, fields.IntOr("decoder_sparse_step", 1, 0, kMaxInt32));
+  if (step != 1) {
+    return fields.Error("decoder_sparse_step",
+                        absl::StrCat(step, ": layers without experts among those with them are not supported, use 1"));
+  }
+  const json* dense_layers = fields.Find("mlp_only_layers");
+  if (dense_layers != nullptr && !(dense_layers->is_array() && dense_layers->empty())) {
+    return fields.Error("mlp_only_layers",
+                        "names layers without experts; such layers among those with them are not supported, use []");
+  }
+  ASSIGN_OR_RETURN(const bool asks_for_router_loss, fields.BoolOr("output_router_logits", false));
+  if (!asks_for_router_loss) return absl::OkStatus();
+  return fields.Error("output_router_logits",
+                      "true asks for the router's auxiliary loss, which is not supported: set it to false to train "
+                      "without it");
+}
+
 absl::Status ParseSizes(const JsonFields& fields, ModelConfig& config) {
   ASSIGN_OR_RETURN(config.vocab_size, fields.Int("vocab_size", 1, kMaxInt32));
   ASSIGN_OR_RETURN(config.hidden_size, fields.Int("hidden_size", 1, 1 << 20));
   ASSIGN_OR_RETURN(config.num_layers, fields.Int("num_hidden_layers", 1, 1 << 14));
-  ASSIGN_OR_RETURN(config.ffn_size, fields.Int("intermediate_size", 1, 1 << 22));
+  if (config.experts) {
+    RETURN_IF_ERROR(ParseExperts(fields, config));
+  } else {
+    ASSIGN_OR_RETURN(config.ffn_size, fields.Int("intermediate_size", 1, 1 << 22));
+  }
   ASSIGN_OR_RETURN(config.max_positions, fields.Int("max_position_embeddings", 1, kMaxInt32));
   ASSIGN_OR_RETURN(config.rms_norm_eps, fields.NumberOr("rms_norm_eps", 1e-6));
   if (!(config.rms_norm_eps >= 0 && config.rms_norm_eps < 1)) {
@@ -258,6 +318,8 @@ void ModelConfig::SetFamily(const Family& family) {
   model_type = family.model_type;
   qkv_bias = family.qkv_bias;
   qk_norm = family.qk_norm;
+  if (!family.experts) experts.reset();
+  if (family.experts && !experts) experts = Experts{};
 }
 
 int64_t ModelConfig::num_parameters() const { return static_cast<int64_t>(CountParameters(*this)); }

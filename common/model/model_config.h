@@ -24,6 +24,15 @@ struct Llama3RopeScaling {
   int64_t original_max_positions = 8192;
 };
 
+// A layer's MLPs of which each token passes some: those whose probabilities are largest in a softmax over all of them.
+struct Experts {
+  int64_t count = 8;      // X
+  int64_t per_token = 2;  // k
+  // The weights of a token's experts are their probabilities divided by their sum; else the probabilities themselves.
+  bool weights_sum_to_one = true;
+  bool operator==(const Experts&) const = default;
+};
+
 struct ModelConfig {
   std::string model_type;  // names a family
   int64_t vocab_size = 0;
@@ -32,7 +41,7 @@ struct ModelConfig {
   int64_t num_heads = 0;     // H
   int64_t num_kv_heads = 0;  // K
   int64_t head_size = 0;     // E; in some families not hidden_size / num_heads
-  int64_t ffn_size = 0;      // F
+  int64_t ffn_size = 0;      // F; with experts, of each
   int64_t max_positions = 0;
   double rms_norm_eps = 0;
   double rope_theta = 0;
@@ -40,12 +49,16 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   bool qkv_bias = false;
   bool qk_norm = false;
+  std::optional<Experts> experts = std::nullopt;  // nullopt: one MLP, which every token passes
 
-  // Sets model_type and what else the family decides.
+  // Sets model_type and what else the family decides. Experts that the family has, and the config had not, are those of
+  // the struct above.
   void SetFamily(const Family& family);
 
   int64_t q_size() const { return num_heads * head_size; }
   int64_t kv_size() const { return num_kv_heads * head_size; }
+  // Returns how many of a layer's MLPs a token passes.
+  int64_t mlps_per_token() const { return experts ? experts->per_token : 1; }
   int64_t num_parameters() const;
 };
 

@@ -139,8 +139,13 @@ bool IsIgnored(const safetensors::TensorEntry& tensor, const ModelConfig& config
 
 absl::Status CheckTensor(const safetensors::TensorEntry& tensor, const TensorSpec* spec, const std::string& where) {
   const std::string name = absl::StrCat(where, ": tensor ", JsonExcerpt(tensor.name), " ");
-  if (spec == nullptr)
-    return absl::InvalidArgumentError(absl::StrCat(name, "does not belong to the model of ", kConfig));
+  if (spec == nullptr) {
+    const bool joined = absl::EndsWith(tensor.name, ".mlp.experts.gate_up_proj") ||
+                        absl::EndsWith(tensor.name, ".mlp.experts.down_proj");
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, "does not belong to the model of ", kConfig,
+        joined ? ": experts are read one by one, as transformers' save_pretrained writes them by default" : ""));
+  }
   if (tensor.shape != spec->shape) {
     return absl::InvalidArgumentError(absl::StrCat(name, "has shape [", absl::StrJoin(tensor.shape, ","),
                                                    "], the config's is [", absl::StrJoin(spec->shape, ","), "]"));

@@ -54,6 +54,16 @@ json RopeJson(const ModelConfig& config) {
           {"rope_type", "llama3"}};
 }
 
+void AddExperts(const ModelConfig& config, json& root) {
+  root["decoder_sparse_step"] = 1;
+  root["mlp_only_layers"] = json::array();
+  root["moe_intermediate_size"] = config.ffn_size;
+  root["norm_topk_prob"] = config.experts->weights_sum_to_one;
+  root["num_experts_per_tok"] = config.experts->per_token;
+  root["num_experts"] = config.experts->count;  // as transformers 4 spells it, and every reader knows
+  root["output_router_logits"] = false;
+}
+
 // ----------------------------------------------------------------------------------------------------------------
 // values
 
@@ -235,6 +245,7 @@ std::string ModelConfigJson(const ModelConfig& config, const ModelInitOptions& o
   root["tie_word_embeddings"] = config.tie_word_embeddings;
   root["use_cache"] = true;
   root["vocab_size"] = config.vocab_size;
+  if (config.experts) AddExperts(config, root);
   if (family->window == WindowRule::kWidth) root["sliding_window"] = nullptr;
   for (const std::string_view name : family->written_false) {
     if (!name.empty()) root[std::string(name)] = false;

@@ -86,9 +86,11 @@ std::optional<TensorBox> BoxOf(const TensorSpec& tensor, const ModelShard& shard
   return box;
 }
 
-std::vector<LocalTensor> LocalTensors(const ModelShard& shard) {
+namespace {
+
+std::vector<LocalTensor> LocalOf(std::vector<TensorSpec> specs, const ModelShard& shard) {
   std::vector<LocalTensor> tensors;
-  for (TensorSpec& spec : ModelTensors(shard.config)) {
+  for (TensorSpec& spec : specs) {
     const std::optional<TensorBox> box = BoxOf(spec, shard);
     if (!box.has_value()) continue;
     spec.shape[0] = box->rows();
@@ -96,6 +98,14 @@ std::vector<LocalTensor> LocalTensors(const ModelShard& shard) {
     tensors.push_back({std::move(spec), *box});
   }
   return tensors;
+}
+
+}  // namespace
+
+std::vector<LocalTensor> LocalTensors(const ModelShard& shard) { return LocalOf(ModelTensors(shard.config), shard); }
+
+std::vector<LocalTensor> LocalTensorsOfOneExpert(const ModelShard& shard) {
+  return LocalOf(TensorsOfOneExpert(shard.config), shard);
 }
 
 Placement PlacementOf(const TensorSpec& tensor, const ModelShard& shard) {

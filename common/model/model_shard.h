@@ -59,8 +59,14 @@ std::optional<TensorBox> BoxOf(const TensorSpec& tensor, const ModelShard& shard
 struct LocalTensor {
   TensorSpec spec;  // name of the whole tensor, shape of the box
   TensorBox box;
+
+  // Returns how many elements the rank has of this tensor, and of those that are like it.
+  int64_t elements() const { return spec.copies * box.rows() * box.columns(); }
 };
 std::vector<LocalTensor> LocalTensors(const ModelShard& shard);
+
+// The same of TensorsOfOneExpert: what is summed over tensors counts each `copies` times.
+std::vector<LocalTensor> LocalTensorsOfOneExpert(const ModelShard& shard);
 
 // What a rank's gradient of a tensor is before any sum over ranks of the axes that cut the model. Over data and context
 // parallelism every gradient is partial.

@@ -3,7 +3,7 @@
 // follow from this table. Torch-free.
 //
 // Tensors of the same role and layer are rows of one parameter, in the table's order: q, k and v read the same input,
-// so one product computes them.
+// so one product computes them. Experts, too, are rows of one parameter, one expert's gate and up after the other's.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +27,13 @@ enum class TensorRole {
   kKNorm,
   kO,
   kNorm2,
+  kRouter,
   kGateUp,
   kDown,
   kFinalNorm,
   kHead
 };
-inline constexpr int kNumTensorRoles = 12;
+inline constexpr int kNumTensorRoles = 13;
 
 // "qkv", "gate_up", ...
 std::string_view TensorRoleName(TensorRole role);
@@ -57,10 +58,15 @@ struct TensorSpec {
   int64_t layer = -1;  // -1: outside of the layers
   TensorKind kind = TensorKind::kMatrix;
   TensorCut cut = TensorCut::kReplicated;
+  int64_t copies = 1;  // of TensorsOfOneExpert: how many experts of the layer have one like it
 };
 
 // Every tensor that a checkpoint of this model holds, in Hugging Face's module order. Tied: no lm_head.weight.
 std::vector<TensorSpec> ModelTensors(const ModelConfig& config);
+
+// The same with the first expert's tensors in the place of those of all experts of a layer, which are alike: for sums
+// over tensors, of which 128 experts have 384 in each layer.
+std::vector<TensorSpec> TensorsOfOneExpert(const ModelConfig& config);
 
 // The head of a tied model: some checkpoints store the embedding a second time under its name. Absent for a model that
 // is not tied.

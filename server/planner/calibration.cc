@@ -52,12 +52,17 @@ void AddEquation(const Work& work, double seconds, double total_s, const Rates& 
   equations.push_back(std::move(equation));
 }
 
+std::string ExpertsText(const ModelConfig& model) {
+  if (!model.experts) return "";
+  return absl::StrCat(" experts ", model.experts->per_token, "/", model.experts->count);
+}
+
 }  // namespace
 
 std::string CalibrationKey(const ModelConfig& model, const v1::RunConfig& run, const std::string& device) {
   return absl::StrCat(model.model_type, " ", model.num_layers, "x", model.hidden_size, " heads ", model.num_heads, "/",
-                      model.num_kv_heads, "x", model.head_size, " ffn ", model.ffn_size, " vocabulary ",
-                      model.vocab_size, ", ", run.dtype(), ", ", run.threads(), " threads, ", device,
+                      model.num_kv_heads, "x", model.head_size, " ffn ", model.ffn_size, ExpertsText(model),
+                      " vocabulary ", model.vocab_size, ", ", run.dtype(), ", ", run.threads(), " threads, ", device,
                       run.mesh().dp() > 1 ? absl::StrCat(", dp ", run.mesh().dp()) : "",
                       run.mesh().pp() > 1 ? absl::StrCat(", pp ", run.mesh().pp()) : "",
                       run.mesh().cp() > 1 ? absl::StrCat(", cp ", run.mesh().cp()) : "",

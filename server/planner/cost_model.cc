@@ -148,8 +148,8 @@ ClusterWorkSums::ClusterWorkSums(const ByteShape& shape, const ClusterShape& clu
     : shape_(shape),
       cluster_(cluster),
       layer_(LayerForwardCost(shape.config, shape.tp)),
-      prefix_weights_(FullLayers(shape) * layer_.weights + OfLastStage(shape, Block::kKeyValue)),
-      wave_weights_(AllLayers(shape.config) * layer_.weights + OfLastStage(shape, Block::kHead)) {
+      prefix_weights_(FullLayers(shape) * layer_.read + OfLastStage(shape, Block::kKeyValue)),
+      wave_weights_(AllLayers(shape.config) * layer_.read + OfLastStage(shape, Block::kHead)) {
   ranks_.resize(dealt.empty() ? 1 : static_cast<size_t>(shape.cp));
   for (size_t i = 0; i < cluster.members.size(); ++i) {
     const MemberShape& member = cluster.members[i];

@@ -51,7 +51,9 @@ Rates CpuRates(RunDtype dtype, int64_t threads) {
 
 // The host's launches have no rate: it runs ahead of the device. In a wave of few rows it may not: about 12 launches of
 // 4 us for each layer take 1.5 ms of an 8B model's forward, whose weights take 3.5 ms to be read. Of models below 3B
-// waves of less than a tile are predicted too short by what their launches take beyond that, a millisecond or two.
+// waves of less than a tile are predicted too short by what their launches take beyond that, a millisecond or two. With
+// experts there are two more for each of them, the host waits before, and each expert's rows fill tiles of their own:
+// docs/moe.md.
 Rates GpuRates(const PublishedDevice& device, RunDtype dtype) {
   const double factor = dtype == RunDtype::kBf16 ? 1 : kSlowerThanBf16;
   const double bytes_per_s = device.memory_bytes_per_s * kMemoryReached;

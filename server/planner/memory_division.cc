@@ -7,6 +7,7 @@
 #include "common/base/human.h"
 #include "common/base/mesh.h"
 #include "common/base/status_macros.h"
+#include "common/cost/block_cost.h"
 #include "common/cost/memory_choices.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
@@ -29,10 +30,12 @@ constexpr double kWaveCostParts = 64;
 constexpr int64_t kWaveRowsMax = 16 * kWaveRows;  // where the fitted rates of products are next to nothing
 
 // Returns the rows worth packing on a device of these rates. A wave passes over each weight and its gradient once,
-// and of each row there are two FLOPs of a weight forward and four backward, so the model does not matter.
-int64_t RowsWorthPacking(const Rates& rates) {
+// and of each row there are two FLOPs of a weight forward and four backward, so of the model it matters alone how many
+// weights there are for each one that a row is multiplied with.
+int64_t RowsWorthPacking(const ModelConfig& config, const Rates& rates) {
   if (rates.row_quantum == 1) return kWaveRows;
-  const double row_s = 6 * rates[kLinear], wave_s = kWaveCostParts * (rates[kWave] + rates[kWaveBackward]);
+  const double row_s = 6 * rates[kLinear];
+  const double wave_s = kWaveCostParts * (rates[kWave] + rates[kWaveBackward]) * WeightsReadForEachUsed(config);
   if (wave_s >= static_cast<double>(kWaveRowsMax) * row_s) return kWaveRowsMax;
   return std::max(kWaveRows, static_cast<int64_t>(wave_s / row_s));
 }
@@ -279,7 +282,7 @@ MemoryOptions MemoryOptionsOf(const ModelConfig& model, const v1::RunConfig& run
   options.budget_bytes = ActivationBytes(model, run);
   options.host_bytes = run.host_memory_bytes() > 0 ? std::max<int64_t>(1, HostTapeBytesMax(model, run)) : 0;
   options.wave_suffixes = run.wave_suffixes();
-  options.wave_rows = options.cluster_prefix_rows = RowsWorthPacking(rates);
+  options.wave_rows = options.cluster_prefix_rows = RowsWorthPacking(model, rates);
   options.layout = run.layout() == v1::WAVE_LAYOUT_UNSPECIFIED ? v1::PACKED : run.layout();
   options.forward_only = forward_only;
   options.rates = rates;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/base/mesh.h"
+#include "common/cost/block_cost.h"
 #include "common/cost/parameter_units.h"
 #include "common/cost/plan_seconds.h"
 #include "common/cost/rank_shape.h"
@@ -252,8 +253,9 @@ int64_t RowsWorthGathering(const PlannerModel& model, bool sums_gradients) {
     wave.set_rounds(1);
     double gathering_s = 0;
     for (const double seconds : traffic.Seconds("FB", {wave})) gathering_s += seconds;
-    // Forward is two FLOPs of each weight and row, backward four.
-    const double row_s = 6 * static_cast<double>(units.ranks * units.part()) * model.rates[kLinear];
+    // Forward is two FLOPs of each weight that a row is multiplied with, backward four.
+    const double used = static_cast<double>(units.ranks * units.part()) / WeightsReadForEachUsed(model.config);
+    const double row_s = 6 * used * model.rates[kLinear];
     if (row_s * static_cast<double>(kRowsMax) <= gathering_s) return kRowsMax;
     rows = std::max(rows, static_cast<int64_t>(gathering_s / row_s));
   }

@@ -16,10 +16,10 @@ using Parameters = std::map<std::pair<int64_t, TensorRole>, int64_t>;  // layer 
 
 Parameters ParametersOf(const ModelShard& shard) {
   Parameters parameters;
-  for (const LocalTensor& tensor : LocalTensors(shard)) {
+  for (const LocalTensor& tensor : LocalTensorsOfOneExpert(shard)) {
     const bool after_layers = tensor.spec.layer < 0 && tensor.spec.role != TensorRole::kEmbedding;
     const int64_t layer = after_layers ? shard.layer_end : tensor.spec.layer;
-    parameters[{layer, tensor.spec.role}] += tensor.box.rows() * tensor.box.columns();
+    parameters[{layer, tensor.spec.role}] += tensor.elements();
   }
   return parameters;
 }

@@ -41,14 +41,15 @@ class LongDraw(Draw):
 
 
 def draw_spec(rng):
-    family = rng.choice(["llama", "qwen2", "qwen3", "mistral"])
+    family = rng.choice(["llama", "qwen2", "qwen3", "qwen3_moe", "mistral"])
     heads = rng.choice([2, 4, 6])
     head_size = rng.choice([4, 8])
     hidden = heads * (head_size if family == "qwen2" else rng.choice([3, 5, 8]))
     return models.Spec(family, hidden=hidden, layers=rng.randint(2, 4), heads=heads, head_size=head_size, ffn=rng.choice([12, 24, 36]),
                        kv_heads=rng.choice([number for number in range(1, heads + 1) if heads % number == 0]),
                        vocab=rng.randint(40, 70), positions=POSITIONS, tied=rng.random() < 0.5,
-                       scaled=family == "llama" and rng.random() < 0.5, seed=rng.randrange(1000))
+                       scaled=family == "llama" and rng.random() < 0.5, seed=rng.randrange(1000),
+                       **models.drawn_experts(rng, family))
 
 
 def _tp_sizes(spec):

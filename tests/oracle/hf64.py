@@ -1,7 +1,7 @@
 """transformers' models, truly in float64: the independent implementation that Stemma is compared with.
 
-model.double() is not enough: transformers casts to float32 in RMSNorm, in the rotary frequencies and angles and in eager
-attention's softmax. Those three are replaced here, for float64 models only, inside this object's calls only.
+model.double() is not enough: transformers casts to float32 in RMSNorm, in the rotary frequencies and angles, in eager
+attention's softmax and in that of a router. Those are replaced here, for float64 models only, inside this object's calls only.
 Every trajectory runs alone and in full: no prefix sharing, no padding, no packing.
 """
 
@@ -41,6 +41,33 @@ def _rotary_forward(self, x, position_ids):
     return angles.cos(), angles.sin()
 
 
+def _route(self, x):
+    logits = x.reshape(-1, self.hidden_dim) @ self.weight.T
+    weights, chosen = torch.topk(torch.softmax(logits, dim=-1), self.top_k, dim=-1)
+    if self.norm_topk_prob:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return logits, weights, chosen
+
+
+class _Experts:
+    """The experts of one layer under the names of their checkpoint, a parameter each: transformers has them in two tensors,
+    which are put together from these for each forward."""
+
+    def __init__(self, name, module):
+        self._module, self.parameters = module, {}
+        ffn = module.intermediate_dim
+        for expert in range(module.num_experts):
+            gate_up = module.gate_up_proj.detach()[expert]
+            for key, value in (("gate", gate_up[:ffn]), ("up", gate_up[ffn:]), ("down", module.down_proj.detach()[expert])):
+                self.parameters[f"{name}.{expert}.{key}_proj.weight"] = value.clone().requires_grad_(True)
+        del module.gate_up_proj, module.down_proj
+
+    def assemble(self):
+        values = list(self.parameters.values())
+        self._module.gate_up_proj = torch.stack([torch.cat(pair) for pair in zip(values[0::3], values[1::3])])
+        self._module.down_proj = torch.stack(values[2::3])
+
+
 def _eager_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
     key = key.repeat_interleave(module.num_key_value_groups, dim=1)
     value = value.repeat_interleave(module.num_key_value_groups, dim=1)
@@ -59,8 +86,10 @@ class Hf64:
 
     def __init__(self, directory, patched=True):
         self.model = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float64, attn_implementation="eager").eval()
+            directory, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager").eval()
         self.patched = patched
+        self._experts = [_Experts(name, module) for name, module in self.model.named_modules()
+                         if type(module).__name__.endswith("MoeExperts")]
         self._module = sys.modules[type(self.model).__module__]
         if not patched:
             return
@@ -69,6 +98,8 @@ class Hf64:
                 module.forward = types.MethodType(_norm_forward, module)
             elif type(module).__name__.endswith("RotaryEmbedding"):
                 module.forward = types.MethodType(_rotary_forward, module)
+            elif type(module).__name__.endswith("TopKRouter"):
+                module.forward = types.MethodType(_route, module)
 
     @contextlib.contextmanager
     def _float64_attention(self):
@@ -84,15 +115,21 @@ class Hf64:
         """[R, V]: the rows that predict the response."""
         rows = torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)
         tokens = torch.tensor([list(prompt) + list(response)])
+        for experts in self._experts:
+            experts.assemble()
         with self._float64_attention():
             return self.model(input_ids=tokens, use_cache=False, logits_to_keep=rows).logits[0]
 
     def parameters(self):
         """By Hugging Face name; a tied model has no lm_head.weight."""
-        return dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
+        for experts in self._experts:
+            parameters |= experts.parameters
+        return parameters
 
     def zero_grad(self):
-        self.model.zero_grad(set_to_none=True)
+        for parameter in self.parameters().values():
+            parameter.grad = None
 
     def gradients(self):
         return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in self.parameters().items()}

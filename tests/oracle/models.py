@@ -37,6 +37,17 @@ class Spec:
     spelling: int = 5
     gain: float = 1.5
     window: int | None = None
+    experts: int = 5  # of qwen3_moe
+    per_token: int = 2
+    sum_to_one: bool = True
+
+
+def drawn_experts(rng, family):
+    """Fields of a Spec: few experts or many, also one alone and all of them for each token."""
+    if family != "qwen3_moe":
+        return {}
+    experts = rng.choice([1, 2, 3, 5, 8, 13])
+    return {"experts": experts, "per_token": rng.randint(1, min(experts, 4)), "sum_to_one": rng.random() < 0.5}
 
 
 def _config(spec):
@@ -55,6 +66,9 @@ def _config(spec):
         return transformers.Qwen2Config(**common)
     if spec.family == "qwen3":
         return transformers.Qwen3Config(head_dim=spec.head_size, **common)
+    if spec.family == "qwen3_moe":
+        return transformers.Qwen3MoeConfig(head_dim=spec.head_size, moe_intermediate_size=spec.ffn, num_experts=spec.experts,
+                                           num_experts_per_tok=spec.per_token, norm_topk_prob=spec.sum_to_one, **common)
     if spec.family == "mistral":
         return transformers.MistralConfig(head_dim=spec.head_size, sliding_window=spec.window, **common)
     raise ValueError(f"unknown family {spec.family}")
@@ -72,7 +86,7 @@ def _fill(model, spec):
             elif "embed_tokens" in name:
                 value = noise if not spec.tied else noise * spec.gain / spec.hidden**0.5
             else:
-                value = noise * spec.gain / parameter.shape[1]**0.5
+                value = noise * spec.gain / parameter.shape[-1]**0.5
             parameter.copy_(value)
 
 
@@ -98,8 +112,24 @@ def _spell_as_transformers_4(directory):
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = rope if rope.get("rope_type") != "default" else None
     config["torch_dtype"] = config.pop("dtype")
+    if "num_local_experts" in config:
+        config["num_experts"] = config.pop("num_local_experts")
     with open(path, "w") as file:
         json.dump(config, file, indent=2)
+
+
+def files_tensors(parameters):
+    """By their names in the files: transformers has the experts of a layer in two tensors."""
+    for name, parameter in parameters.items():
+        if not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            yield name, parameter
+            continue
+        path, joined = name.rsplit(".", 1)
+        for expert, matrix in enumerate(parameter):
+            half = len(matrix) // 2
+            parts = {"gate_proj": matrix[:half], "up_proj": matrix[half:]} if "gate" in joined else {joined: matrix}
+            for part, value in parts.items():
+                yield f"{path}.{expert}.{part}.weight", value
 
 
 def make_snapshot(cache, spec, max_shard_size="1GB"):
@@ -126,6 +156,9 @@ PARITY = {
     "qwen3": Spec("qwen3", head_size=16, seed=6),
     "qwen3_tied_fp16": Spec("qwen3", head_size=16, tied=True, kv_heads=4, dtype="float16", seed=7, theta=1e6),
     "llama_scaled_4": Spec("llama", scaled=True, heads=6, kv_heads=3, hidden=48, dtype="bfloat16", seed=8, spelling=4),
+    "qwen3_moe": Spec("qwen3_moe", head_size=16, ffn=24, seed=11),
+    "qwen3_moe_raw_fp16": Spec("qwen3_moe", heads=6, kv_heads=3, tied=True, ffn=18, experts=8, per_token=3, sum_to_one=False,
+                               dtype="float16", seed=12, spelling=4),
     "mistral": Spec("mistral", head_size=16, seed=9),
     "mistral_tied_bf16": Spec("mistral", tied=True, kv_heads=1, dtype="bfloat16", seed=10, spelling=4, window=256),
 }

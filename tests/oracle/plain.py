@@ -74,14 +74,29 @@ class PlainModel:
             out.append(torch.softmax(scores.masked_fill(future, -math.inf), dim=-1) @ v[:, group])
         return self._linear(torch.cat(out, dim=-1), prefix + "o_proj")
 
+    def _mlp(self, x, name):
+        gate = self._linear(x, name + "gate_proj")
+        return self._linear(gate * torch.sigmoid(gate) * self._linear(x, name + "up_proj"), name + "down_proj")
+
+    def _experts(self, x, name):
+        """Row by row: the sum over the row's experts, each times its share of probability."""
+        out = []
+        for row in x:
+            scores = (self.weights[name + "gate.weight"] @ row).exp()
+            probabilities = scores / scores.sum()
+            chosen = sorted(range(len(scores)), key=lambda expert: -probabilities[expert].item())
+            chosen = chosen[:self.config["num_experts_per_tok"]]
+            total = sum(probabilities[expert] for expert in chosen) if self.config["norm_topk_prob"] else 1
+            out.append(sum(probabilities[expert] / total * self._mlp(row, f"{name}experts.{expert}.") for expert in chosen))
+        return torch.stack(out)
+
     def hidden(self, tokens):
         x = self.weights["model.embed_tokens.weight"][torch.as_tensor(tokens)]
         for layer in range(self.config["num_hidden_layers"]):
             name = f"model.layers.{layer}."
             x = x + self._attention(self._norm(x, name + "input_layernorm.weight"), layer)
             y = self._norm(x, name + "post_attention_layernorm.weight")
-            gate = self._linear(y, name + "mlp.gate_proj")
-            x = x + self._linear(gate * torch.sigmoid(gate) * self._linear(y, name + "mlp.up_proj"), name + "mlp.down_proj")
+            x = x + (self._experts(y, name + "mlp.") if "moe_intermediate_size" in self.config else self._mlp(y, name + "mlp."))
         return self._norm(x, "model.norm.weight")
 
     def logits(self, prompt, response):

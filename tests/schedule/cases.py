@@ -123,10 +123,10 @@ def _zero_advantages(request):
 
 
 def _families():
-    for name in ("llama", "qwen2", "qwen3", "mistral"):
+    for name in ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral"):
         yield case(f"every plan, {name}", name, EVERY_PLAN, MIXED, "vanilla")
     for name in ("llama_tied", "llama_scaled", "llama_scaled_4", "qwen2_tied_bf16", "qwen3_tied_fp16",
-                 "mistral_tied_bf16"):
+                 "qwen3_moe_raw_fp16", "mistral_tied_bf16"):
         yield case(f"few plans, {name}", name, FEW_PLANS, MIXED, "vanilla", kl="k3", entropy_coeff=0.0625)
 
 

@@ -23,11 +23,11 @@ MESHES = ("cp=2", "cp=4", "cp=2,tp=2", "dp=2,cp=2")
 def drawn(seed):
     """(model, options of the probe, oracle -> request)."""
     rng = random.Random(seed)
-    family, (heads, kv_heads) = rng.choice(["llama", "qwen2", "qwen3", "mistral"]), rng.choice([(4, 2), (4, 1), (4, 4), (6, 3)])
+    family, (heads, kv_heads) = rng.choice(["llama", "qwen2", "qwen3", "qwen3_moe", "mistral"]), rng.choice([(4, 2), (4, 1), (4, 4), (6, 3)])
     spec = models.Spec(family, hidden=8 * heads if family == "qwen2" else rng.choice([24, 48]), layers=rng.choice([1, 2, 3]),
                        heads=heads, kv_heads=kv_heads, head_size=8 if family == "qwen2" else rng.choice([8, 16]),
                        ffn=12 * rng.randint(2, 5), vocab=rng.choice([96, 97, 101]), tied=rng.random() < 0.5,
-                       seed=rng.randrange(2**31))
+                       seed=rng.randrange(2**31), **models.drawn_experts(rng, family))
     # Also prefixes of fewer rows than there are ranks, and none.
     shape = drawn_shape(rng)
     dp, tp = rng.choice([1, 1, 2]), rng.choice([1, 1, 2 if heads % 4 == 0 else 3])

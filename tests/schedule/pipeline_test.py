@@ -23,12 +23,12 @@ MESHES = ("pp=2", "pp=3", "pp=2,tp=2", "pp=2,cp=2", "dp=2,pp=2")
 def drawn(seed):
     """(model, options of the probe, oracle -> request)."""
     rng = random.Random(seed)
-    family, (heads, kv_heads) = rng.choice(["llama", "qwen2", "qwen3", "mistral"]), rng.choice([(4, 2), (4, 1), (4, 4), (6, 3)])
+    family, (heads, kv_heads) = rng.choice(["llama", "qwen2", "qwen3", "qwen3_moe", "mistral"]), rng.choice([(4, 2), (4, 1), (4, 4), (6, 3)])
     pp = rng.choice([2, 2, 3])
     spec = models.Spec(family, hidden=8 * heads if family == "qwen2" else rng.choice([24, 48]), layers=rng.choice([pp, pp + 1, 5]),
                        heads=heads, kv_heads=kv_heads, head_size=8 if family == "qwen2" else rng.choice([8, 16]),
                        ffn=12 * rng.randint(2, 5), vocab=rng.choice([96, 97, 101]), tied=rng.random() < 0.5,
-                       seed=rng.randrange(2**31))
+                       seed=rng.randrange(2**31), **models.drawn_experts(rng, family))
     shape = drawn_shape(rng)
     dp, cp, tp = rng.choice([1, 1, 2]), rng.choice([1, 1, 2]), rng.choice([1, 1, 2 if heads % 4 == 0 else 3])
     options = drawn_options(rng, f"dp={dp},pp={pp},cp={cp},tp={tp}", dp, ["REUSE", "REUSE", "REUSE", "DENSE"], seed)

@@ -25,13 +25,13 @@ REDUCTIONS = ("SWEEP", "STEP")  # when gradients are handed to their owners
 def drawn(seed):
     """(model, options of the probe, oracle -> request)."""
     rng = random.Random(seed)
-    family, (heads, kv_heads) = rng.choice(["llama", "qwen2", "qwen3", "mistral"]), rng.choice([(4, 2), (4, 1), (4, 4)])
+    family, (heads, kv_heads) = rng.choice(["llama", "qwen2", "qwen3", "qwen3_moe", "mistral"]), rng.choice([(4, 2), (4, 1), (4, 4)])
     sizes = dict(axis.split("=") for axis in rng.choice(MESHES).split(","))
     pp = int(sizes.get("pp", "1"))
     spec = models.Spec(family, hidden=8 * heads if family == "qwen2" else rng.choice([24, 48]), layers=rng.choice([pp, pp + 1, 4, 5]),
                        heads=heads, kv_heads=kv_heads, head_size=8 if family == "qwen2" else rng.choice([8, 16]),
                        ffn=12 * rng.randint(2, 5), vocab=rng.choice([96, 97, 101]), tied=rng.random() < 0.5,
-                       seed=rng.randrange(2**31))
+                       seed=rng.randrange(2**31), **models.drawn_experts(rng, family))
     shape = drawn_shape(rng)
     mesh = ",".join(f"{axis}={size}" for axis, size in sizes.items())
     options = drawn_options(rng, mesh, int(sizes.get("dp", "1")), ["REUSE", "REUSE", "REUSE", "DENSE"], seed)

@@ -41,7 +41,7 @@ def worst(tensors, expected, request):
     return max(((tensors[f"weight.{name}"] - value).abs().max().item() / unit, name) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("model", ["llama_tied", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model", ["llama_tied", "qwen2", "qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("name,adam,header,options", list(adam_cases()), ids=lambda value: value if isinstance(value, str) else "")
 def test_weights_after_the_steps_are_those_of_torch_adamw(name, adam, header, options, model, model_table, probe):
     oracle = hf64.Hf64(model_table.directory(model))
@@ -82,7 +82,7 @@ def twenty_steps(oracle):
     return requests.with_fields(request, ppo_mini_batch_size=2, ppo_epochs=4)
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen2_tied_bf16", "qwen3"])
+@pytest.mark.parametrize("model", ["llama", "qwen2_tied_bf16", "qwen3", "qwen3_moe"])
 def test_reuse_and_dense_end_twenty_steps_with_the_same_weights(model, model_table, probe):
     oracle = hf64.Hf64(model_table.directory(model))
     request = twenty_steps(oracle)

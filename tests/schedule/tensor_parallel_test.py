@@ -20,12 +20,13 @@ _SEED = int(os.environ.get("STEMMA_SEED", "60"))
 
 def drawn_model(rng):
     """A model, and the sizes of tp that can cut it: whole heads, K/V heads or their copies, a vocabulary that need not divide."""
-    family = rng.choice(["llama", "qwen2", "qwen3", "mistral"])
+    family = rng.choice(["llama", "qwen2", "qwen3", "qwen3_moe", "mistral"])
     heads, kv_heads, sizes = rng.choice([(4, 2, (2, 4)), (4, 1, (2, 4)), (4, 4, (2, 4)), (6, 3, (3, 6)), (2, 2, (2,))])
     head_size = 8 if family == "qwen2" else rng.choice([8, 16])
     return models.Spec(family, hidden=8 * heads if family == "qwen2" else rng.choice([24, 48]), layers=rng.choice([1, 2, 3]),
                        heads=heads, kv_heads=kv_heads, head_size=head_size, ffn=12 * rng.randint(2, 5),
-                       vocab=rng.choice([96, 97, 101]), tied=rng.random() < 0.5, seed=rng.randrange(2**31)), sizes
+                       vocab=rng.choice([96, 97, 101]), tied=rng.random() < 0.5, seed=rng.randrange(2**31),
+                       **models.drawn_experts(rng, family)), sizes
 
 
 def drawn(seed):

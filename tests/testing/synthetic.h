@@ -1,6 +1,7 @@
 // Small models and requests of any shape, from fixed seeds.
 #pragma once
 
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -13,12 +14,14 @@ namespace stemma::testing {
 
 struct SyntheticShape {
   int64_t hidden = 128, layers = 4, heads = 4, kv_heads = 2, head_size = 32, ffn = 352, vocab = 512;
-  bool qk_norm = false;  // Qwen3; else Llama
+  bool qk_norm = false;                           // Qwen3; else Llama
+  std::optional<Experts> experts = std::nullopt;  // Qwen3-MoE
 };
 
 inline ModelConfig SyntheticModel(const SyntheticShape& shape) {
   ModelConfig config;
-  config.SetFamily(*FindFamily(shape.qk_norm ? "qwen3" : "llama"));
+  config.experts = shape.experts;
+  config.SetFamily(*FindFamily(shape.experts ? "qwen3_moe" : shape.qk_norm ? "qwen3" : "llama"));
   config.vocab_size = shape.vocab;
   config.hidden_size = shape.hidden;
   config.num_layers = shape.layers;

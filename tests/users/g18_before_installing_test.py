@@ -20,7 +20,7 @@ SIZES = {  # parameters, as the models' pages publish them
     "qwen2.5-14b": 14_770_033_664, "qwen2.5-32b": 32_763_876_352, "qwen2.5-72b": 72_706_203_648,
     "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264, "llama3.2-1b": 1_235_814_400, "llama3.2-3b": 3_212_749_824,
-    "llama3.1-8b": 8_030_261_248, "llama3.1-70b": 70_553_706_496}
+    "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "llama3.1-8b": 8_030_261_248, "llama3.1-70b": 70_553_706_496}
 
 
 def random_groups(chance):
@@ -49,8 +49,13 @@ def brute_force(groups, config):
     d, layers = config["hidden_size"], config["num_hidden_layers"]
     q = config["num_attention_heads"] * config["head_dim"]
     kv = config["num_key_value_heads"] * config["head_dim"]
-    projections = [(d, q), (d, kv), (d, kv), (q, d), (d, config["intermediate_size"]), (d, config["intermediate_size"]),
-                   (config["intermediate_size"], d)]
+    projections = [(d, q), (d, kv), (d, kv), (q, d)]
+    if "num_experts" in config:
+        ffn, mlps = config["moe_intermediate_size"], config["num_experts_per_tok"]
+        projections.append((d, config["num_experts"]))
+    else:
+        ffn, mlps = config["intermediate_size"], 1
+    projections += [(d, ffn), (d, ffn), (ffn, d)] * mlps
 
     def row_flops(position, predicts):
         flops = 0
@@ -81,17 +86,19 @@ def brute_force(groups, config):
 
 TINY = {"model_type": "qwen3", "hidden_size": 6, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 10, "vocab_size": 17, "max_position_embeddings": 64}
+EXPERTS = {"model_type": "qwen3_moe", "moe_intermediate_size": 5, "num_experts": 7, "num_experts_per_tok": 3}
 
 
-def test_g18_the_bound_is_what_counting_row_by_row_gives(tmp_path):
+@pytest.mark.parametrize("model", [TINY, TINY | EXPERTS], ids=["qwen3", "qwen3_moe"])
+def test_g18_the_bound_is_what_counting_row_by_row_gives(tmp_path, model):
     chance = random.Random(SEED)
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(TINY))
+    config.write_text(json.dumps(model))
     for case in range(20):
         groups = [(chance.randrange(1, 9), [chance.randrange(6) for _ in range(chance.randrange(4))]) for _ in range(3)]
         bound = stemma.bound(groups, config)
         counted = [bound.tokens_dense, bound.tokens_reuse, bound.flops_dense, bound.flops_reuse]
-        assert counted == brute_force(groups, TINY), f"seed {SEED}, case {case}: {groups}"
+        assert counted == brute_force(groups, model), f"seed {SEED}, case {case}: {groups}"
 
 
 def agree(one, other, case):
@@ -116,12 +123,12 @@ def test_g18_the_command_and_python_agree_on_random_lengths(tmp_path):
         agree(told, stemma.bound(groups, model).as_dict(), f"seed {SEED + 1}, case {case}")
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe", "mistral"])
 def test_g18_both_read_the_same_of_what_a_config_leaves_out_or_has_as_null(tmp_path, family):
     path, rollouts, taken = tmp_path / "config.json", tmp_path / "rollouts.jsonl", 0
     rollouts.write_text('{"prompt": 3, "responses": [2, 0, 4]}\n')
     for key_heads, head_size in itertools.product((4, 3, None, "absent"), (8, 4, None, "absent")):
-        config = {**TINY, "model_type": family, "hidden_size": 8, "num_key_value_heads": key_heads, "head_dim": head_size}
+        config = {**TINY, **EXPERTS, "model_type": family, "hidden_size": 8, "num_key_value_heads": key_heads, "head_dim": head_size}
         path.write_text(json.dumps({name: size for name, size in config.items() if size != "absent"}))
         result = run("bound", rollouts, "--model", path, "-o", "json")
         if result.returncode == 0:
@@ -139,10 +146,14 @@ def test_g18_both_read_the_same_of_what_a_config_leaves_out_or_has_as_null(tmp_p
     {"head_dim": 5}, {"head_dim": 1}, {"head_dim": 4098}, {"hidden_size": 2**20 + 8}, {"hidden_size": 10**300}, {"num_hidden_layers": 2**14 + 1},
     {"intermediate_size": 2**22 + 1}, {"vocab_size": 2**31}, {"num_attention_heads": 2**17}, {"max_position_embeddings": None},
     {"max_position_embeddings": 0}, {"hidden_act": "gelu"}, {"hidden_act": ["silu"]}, {"tie_word_embeddings": "no"},
-    {"tie_word_embeddings": 0}, {"hidden_size": 2**20, "vocab_size": 2**31 - 1}], ids=lambda changed: str(changed)[:40])
+    {"decoder_sparse_step": 2, "moe_intermediate_size": 5}, {"mlp_only_layers": [0], "moe_intermediate_size": 5},
+    {"norm_topk_prob": 1, "moe_intermediate_size": 5}, {"output_router_logits": True, "moe_intermediate_size": 5},
+    {"num_experts": 64, "num_hidden_layers": 4097}, {"moe_intermediate_size": None}, {"num_experts": 0}, {"num_experts": 4097}, {"num_experts_per_tok": 8}, {"num_experts_per_tok": None},
+    {"num_local_experts": 1.0, "num_experts": None}, {"tie_word_embeddings": 0}, {"hidden_size": 2**20, "vocab_size": 2**31 - 1}], ids=lambda changed: str(changed)[:40])
 def test_g18_a_model_that_cannot_be_counted_is_refused_by_both(tmp_path, changed):
     path, rollouts = tmp_path / "config.json", tmp_path / "rollouts.jsonl"
-    path.write_text(json.dumps({**TINY, **changed}))
+    experts = EXPERTS if any("expert" in name or "moe" in name for name in changed) else {}
+    path.write_text(json.dumps({**TINY, **experts, **changed}))
     rollouts.write_text('{"prompt": 3, "responses": [2]}\n')
     assert run("bound", rollouts, "--model", path).returncode == 2
     with pytest.raises(ValueError, match=f"^{path}: {next(iter(changed))} is "):

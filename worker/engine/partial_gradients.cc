@@ -32,8 +32,9 @@ PartialGradients::PartialGradients(const Weights& weights, const MeshRanks& rank
         {tensor.partial_over_kv_replicas, &Part::of_kv},
         {tensor.partial_over_first_and_last_stage, &Part::of_stages}};
     for (const auto& [is_partial, list] : kinds) {
+      if (!is_partial) continue;
       const at::Tensor kept = weights.KeptGradient(tensor);
-      if (!is_partial || kept.numel() == 0) continue;  // the ranks with the other parts keep the same elements
+      if (kept.numel() == 0) continue;  // the ranks with the other parts keep the same elements
       Part& part = parts[*std::prev(std::upper_bound(begins.begin(), begins.end(), tensor.parameter))];
       (part.*list).push_back(kept);
     }

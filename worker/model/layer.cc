@@ -2,7 +2,20 @@
 
 #include <utility>
 
+#include "worker/model/mlp_block.h"
+#include "worker/model/moe_block.h"
+
 namespace stemma::worker {
+
+namespace {
+
+// Calls f(the layer's second block).
+template <typename F>
+auto WithMlp(const LayerContext& context, int64_t layer, int64_t rows, const F& f) {
+  return context.weights->config.experts ? f(MoeBlock(context, layer, rows)) : f(MlpBlock(context, layer, rows));
+}
+
+}  // namespace
 
 std::vector<TapeEntry> LayerTape::Entries() {
   std::vector<TapeEntry> entries = attention.Entries();
@@ -15,7 +28,8 @@ LayerResult LayerForward(const LayerContext& context, int64_t layer, LayerSegmen
   const int64_t rows = segments.positions_T.numel();
   LayerTape tape;
   at::Tensor middle_TD = AttentionBlock(context, layer, std::move(segments)).Forward(x_TD, policy, tape.attention);
-  at::Tensor y_TD = MlpBlock(context, layer, rows).Forward(std::move(middle_TD), policy, tape.mlp);
+  at::Tensor y_TD = WithMlp(context, layer, rows,
+                            [&](const auto& mlp) { return mlp.Forward(std::move(middle_TD), policy, tape.mlp); });
   return {std::move(y_TD), std::move(tape)};
 }
 
@@ -24,7 +38,8 @@ at::Tensor LayerBackward(const LayerContext& context, int64_t layer, LayerSegmen
   const int64_t rows = segments.positions_T.numel();
   AttentionBlock attention(context, layer, std::move(segments));
   if (!tape.mlp.x_TD.defined()) tape.mlp.x_TD = attention.RestoreOutput(tape.attention);
-  const at::Tensor dmiddle_TD = MlpBlock(context, layer, rows).Backward(std::move(dy_TD), std::move(tape.mlp));
+  const at::Tensor dmiddle_TD = WithMlp(
+      context, layer, rows, [&](const auto& mlp) { return mlp.Backward(std::move(dy_TD), std::move(tape.mlp)); });
   return attention.Backward(dmiddle_TD, std::move(tape.attention));
 }
 

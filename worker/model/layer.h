@@ -1,5 +1,5 @@
-// One transformer layer, forward and backward, for segments: an attention block and an MLP block. Prefix, suffix and
-// dense trajectory are the same to it.
+// One transformer layer, forward and backward, for segments: an attention block and an MLP block, of one MLP or of
+// experts. Prefix, suffix and dense trajectory are the same to it.
 //
 // Called by worker/model/{prefix,wave}.h on the engine thread. A layer knows no phase, rank or residency. Backward
 // consumes the tape.
@@ -13,7 +13,7 @@
 #include "stemma/v1/plan.pb.h"
 #include "worker/model/attention_block.h"
 #include "worker/model/layer_context.h"
-#include "worker/model/mlp_block.h"
+#include "worker/model/mlp_tape.h"
 
 namespace stemma::worker {
 

@@ -17,6 +17,7 @@ class LayerParameters {
   const Parameter& qkv() const { return weights_.at(layer_[TensorRole::kQkv]); }
   const Parameter& o() const { return weights_.at(layer_[TensorRole::kO]); }
   const Parameter& norm2() const { return weights_.at(layer_[TensorRole::kNorm2]); }
+  const Parameter& router() const { return weights_.at(layer_[TensorRole::kRouter]); }  // with experts only
   const Parameter& gate_up() const { return weights_.at(layer_[TensorRole::kGateUp]); }
   const Parameter& down() const { return weights_.at(layer_[TensorRole::kDown]); }
 

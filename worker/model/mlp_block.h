@@ -10,21 +10,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <vector>
 
 #include "stemma/v1/plan.pb.h"
 #include "worker/model/layer_context.h"
 #include "worker/model/layer_parameters.h"
-#include "worker/model/tape_entries.h"
+#include "worker/model/mlp_tape.h"
 
 namespace stemma::worker {
-
-struct MlpTape {
-  at::Tensor x_TD, rstd_T, h_TD;
-  at::Tensor gate_up_TJ, act_TF;
-
-  std::vector<TapeEntry> Entries();
-};
 
 class MlpBlock {
  public:

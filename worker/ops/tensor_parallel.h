@@ -4,7 +4,8 @@
 // blocks of a layer, activations are cut by rows instead (sequence parallelism): of T rows rank r holds rows
 // [r·c, (r+1)·c), c = LocalRows(T). Rows beyond T are padding: they are zeros, no gradient comes to them, and they are
 // in no gathered tensor. So norms and residuals cost 1 / size of what they cost on one rank, and each block gathers
-// rows once and scatters sums of rows once, in either direction. Gathering and summing are each other's backward:
+// rows once and scatters sums of rows once, in either direction, and a router its products beside. Gathering and
+// summing are each other's backward:
 //
 //   GatherRows               rows of all ranks                     backward: SumRows
 //   ForwardSum, SumRows      this rank's rows of the ranks' sum    backward: GatherRows

@@ -1,4 +1,5 @@
 // stemma model init|inspect: random models from a seed, and what a model directory holds.
+#include <algorithm>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -30,6 +31,8 @@ struct InitOptions {
   ModelConfig config;
   ModelInitOptions init;
   bool llama3_rope = false;
+  int64_t experts = 0, experts_per_token = 0;  // 0: not given
+  bool raw_expert_weights = false;
   int64_t eos_token_id = -1;  // below 0: none
 };
 
@@ -43,19 +46,40 @@ struct InspectOptions {
   std::string dtype;  // empty: fp32 and bf16
 };
 
+absl::Status SetExperts(const InitOptions& options, ModelConfig& config) {
+  if (config.experts) {
+    Experts& experts = *config.experts;
+    if (options.experts > 0) experts.count = options.experts;
+    experts.per_token =
+        options.experts_per_token > 0 ? options.experts_per_token : std::min(experts.per_token, experts.count);
+    experts.weights_sum_to_one = !options.raw_expert_weights;
+    return absl::OkStatus();
+  }
+  const std::string option = options.experts > 0             ? "--experts"
+                             : options.experts_per_token > 0 ? "--experts-per-token"
+                             : options.raw_expert_weights    ? "--raw-expert-weights"
+                                                             : "";
+  if (option.empty()) return absl::OkStatus();
+  return UsageError(
+      absl::StrCat(option, ": ", config.model_type,
+                   " has one MLP in a layer; leave it out, or choose a --family with experts: qwen3_moe"));
+}
+
 // Fields that the family decides, and sizes that follow from others.
-void Complete(InitOptions& options) {
+absl::Status Complete(InitOptions& options) {
   ModelConfig& config = options.config;
   config.SetFamily(*FindFamily(config.model_type));  // one of the list that the option checks
+  RETURN_IF_ERROR(SetExperts(options, config));
   if (config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;
   if (config.head_size == 0) config.head_size = config.hidden_size / config.num_heads;
   if (config.ffn_size == 0) config.ffn_size = 3 * config.hidden_size;
   if (options.llama3_rope) config.rope_scaling = Llama3RopeScaling{.factor = 8};
   if (options.eos_token_id >= 0) options.init.eos_token_id = options.eos_token_id;
+  return absl::OkStatus();
 }
 
 absl::Status RunInit(InitOptions options) {
-  Complete(options);
+  RETURN_IF_ERROR(Complete(options));
   CatchInterrupts();
   options.init.stopped = &Interrupted;
   const absl::Status status = WriteRandomModel(options.config, options.init, options.path);
@@ -84,6 +108,11 @@ Record ConfigRecord(const ModelConfig& config) {
   record["tie_word_embeddings"] = config.tie_word_embeddings;
   record["qkv_bias"] = config.qkv_bias;
   record["qk_norm"] = config.qk_norm;
+  if (config.experts) {
+    record["experts"] = config.experts->count;
+    record["experts_per_token"] = config.experts->per_token;
+    record["expert_weights_sum_to_one"] = config.experts->weights_sum_to_one;
+  }
   return record;
 }
 
@@ -230,7 +259,11 @@ void AddArchitectureOptions(CLI::App* command, InitOptions* options) {
   add_size("--heads", config.num_heads, 4, "Query heads");
   add_size("--kv-heads", config.num_kv_heads, 2, "K/V heads");
   add_size("--head-size", config.head_size, 0, "Size of a head (default: hidden / heads)");
-  add_size("--ffn", config.ffn_size, 0, "Width of the MLP (default: 3 x hidden)");
+  add_size("--ffn", config.ffn_size, 0, "Width of the MLP, with experts of each (default: 3 x hidden)");
+  add_size("--experts", options->experts, 0, "MLPs of a layer, in a family with experts (default: 8)");
+  add_size("--experts-per-token", options->experts_per_token, 0, "Experts that a token passes (default: 2)");
+  command->add_flag("--raw-expert-weights", options->raw_expert_weights,
+                    "Weigh a token's experts by their probabilities as they are (default: made to sum to one)");
   add_size("--max-positions", config.max_positions, 4096, "Longest prompt and response together");
   config.rope_theta = 10000;
   AddNumber(command, "--rope-theta", config.rope_theta, "Base of rotary positions", kAboveZero)

@@ -106,8 +106,10 @@ def bound(groups, model=None) -> Bound:
 
 # The largest sizes that the server reads of a config (common/model/model_config.cc).
 _SIZES_MAX = {"hidden_size": 1 << 20, "num_hidden_layers": 1 << 14, "intermediate_size": 1 << 22, "vocab_size": (1 << 31) - 1,
+              "moe_intermediate_size": 1 << 22, "num_experts": 1 << 12, "num_local_experts": 1 << 12, "num_experts_per_tok": 1 << 12,
               "num_attention_heads": 1 << 16, "num_key_value_heads": 1 << 16, "head_dim": 1 << 12, "max_position_embeddings": (1 << 31) - 1}
 _PARAMETERS_MAX = 1 << 50
+_EXPERTS_MAX = 1 << 18  # of all layers
 
 
 class _Shape:
@@ -116,11 +118,11 @@ class _Shape:
     def __init__(self, config, source):
         self._source = source
         family = config.get("model_type")
-        if family not in ("llama", "qwen2", "qwen3", "mistral"):
-            raise ValueError(f"{source}: model_type is {family!r}, must be one of llama, qwen2, qwen3, mistral")
+        if family not in ("llama", "qwen2", "qwen3", "qwen3_moe", "mistral"):
+            raise ValueError(f"{source}: model_type is {family!r}, must be one of llama, qwen2, qwen3, qwen3_moe, mistral")
         self.hidden = self._size(config, "hidden_size")
         self.layers = self._size(config, "num_hidden_layers")
-        self.ffn = self._size(config, "intermediate_size")
+        self.experts, self.router, mlp = self._mlps(config, family)
         self.vocab = self._size(config, "vocab_size")
         heads = self._size(config, "num_attention_heads")
         head = self._head_size(config, family, heads)
@@ -128,7 +130,12 @@ class _Shape:
             raise ValueError(f"{source}: head_dim is {head}, which is odd: rotary positions need pairs")
         self.queries = heads * head
         self.keys = self._key_heads(config, family, heads) * self.queries // heads
-        self.layer_weights = self.hidden * (2 * self.queries + 2 * self.keys + 3 * self.ffn)
+        attention = self.hidden * (2 * self.queries + 2 * self.keys)
+        used = self._size(config, "num_experts_per_tok") if self.router else 1
+        if used > self.experts:
+            raise ValueError(f"{source}: num_experts_per_tok is {used}, more than the {self.experts} experts that there are")
+        self.layer_weights = attention + self.router + used * mlp  # that a token is multiplied with
+        self.layer_size = attention + self.router + self.experts * mlp
         self._check(config, family, head)
 
     def _check(self, config, family, head):
@@ -139,11 +146,33 @@ class _Shape:
             raise ValueError(f"{self._source}: hidden_act is {_arrays.shown(activation)}, must be silu")
         if tied is not None and not isinstance(tied, bool):
             raise ValueError(f"{self._source}: tie_word_embeddings is {_arrays.shown(tied)}, must be true or false")
-        vectors = 2 * self.hidden + {"qwen2": self.queries + 2 * self.keys, "qwen3": 2 * head}.get(family, 0)  # norms and biases
-        count = (1 if tied else 2) * self.vocab * self.hidden + self.layers * (self.layer_weights + vectors) + self.hidden
+        vectors = 2 * self.hidden + {"qwen2": self.queries + 2 * self.keys, "qwen3": 2 * head, "qwen3_moe": 2 * head}.get(family, 0)  # norms and biases
+        count = (1 if tied else 2) * self.vocab * self.hidden + self.layers * (self.layer_size + vectors) + self.hidden
         if count > _PARAMETERS_MAX:
             raise ValueError(f"{self._source}: hidden_size is {self.hidden}: the sizes make {count} parameters, at most "
                              f"{_PARAMETERS_MAX} are read")
+
+    def _mlps(self, config, family):
+        """(MLPs of a layer, weights of their router, weights of each MLP)."""
+        if family != "qwen3_moe":
+            return 1, 0, 3 * self.hidden * self._size(config, "intermediate_size")
+        four, five = config.get("num_experts"), config.get("num_local_experts")
+        if None not in (four, five) and four != five:
+            raise ValueError(f"{self._source}: num_experts differs from num_local_experts, which means the same; keep one of them")
+        name = "num_experts" if five is None else "num_local_experts"
+        experts = self._size(config, name)
+        if experts * self.layers > _EXPERTS_MAX:
+            raise ValueError(f"{self._source}: {name} is {experts}, in each of {self.layers} layers: more than {_EXPERTS_MAX} in all")
+        self._check_every_layer_has_experts(config)
+        return experts, self.hidden * experts, 3 * self.hidden * self._size(config, "moe_intermediate_size")
+
+    def _check_every_layer_has_experts(self, config):
+        for name, absent, taken in (("decoder_sparse_step", 1, "1"), ("mlp_only_layers", [], "[]"),
+                                    ("output_router_logits", False, "false"), ("norm_topk_prob", config.get("norm_topk_prob") is True, "a bool")):
+            value = config.get(name)
+            value = absent if value is None else value
+            if type(value) is not type(absent) or value != absent:
+                raise ValueError(f"{self._source}: {name} is {_arrays.shown(value)}, must be {taken}")
 
     # What a config leaves out, and what null means there, is as the server reads it (common/model/model_config.cc): transformers
     # has another number for each family.

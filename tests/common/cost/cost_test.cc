@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/cost/block_cost.h"
 #include "common/cost/flops.h"
 #include "common/cost/prefix_bytes.h"
 #include "common/cost/wave_bytes.h"
@@ -69,6 +70,72 @@ TEST(CostTest, TapePoliciesOfAKnownModelTakeTheKnownBytesPerTokenAndLayer) {
     EXPECT_EQ(SuffixBytes(one_more, {}, wave).wave_tape - SuffixBytes(shape, {}, wave).wave_tape, kRows * bytes)
         << v1::TapePolicy_Name(policy);
   }
+}
+
+// Qwen3-30B-A3B: 18,874,368 weights of attention, 2048 x 128 of the router, and of 128 experts 8 that a row passes,
+// each of 3 x 2048 x 768.
+ModelConfig Qwen3MoeA3B() {
+  ModelConfig config = {.model_type = "qwen3_moe",
+                        .vocab_size = 151936,
+                        .hidden_size = 2048,
+                        .num_layers = 48,
+                        .num_heads = 32,
+                        .num_kv_heads = 4,
+                        .head_size = 128,
+                        .ffn_size = 768,
+                        .qk_norm = true};
+  config.experts = Experts{.count = 128, .per_token = 8};
+  return config;
+}
+
+TEST(CostTest, ARowPaysForTheExpertsThatItPassesAndForTheRouter) {
+  const double rows = 100, pairs = rows * 50 + rows * (rows + 1) / 2;
+  const double layer = 18874368 + 2048.0 * 128 + 8 * 3 * 2048.0 * 768;
+  const double expected = 48 * (2 * rows * layer + 4 * 4096 * pairs) + 2 * rows * 2048 * 151936;
+  EXPECT_DOUBLE_EQ(SuffixFlops(Qwen3MoeA3B(), 50, 100).forward, expected);
+  const double gate_up = 48 * 2 * rows * 8 * 2 * 2048 * 768;
+  EXPECT_DOUBLE_EQ(SuffixRecomputeParts(Qwen3MoeA3B(), OneSegment(50, 100), v1::S2).total(), gate_up);
+  const double qkv = 48 * 2 * rows * 2048 * (4096 + 1024), output = 48 * (2 * rows * 4096 * 2048 + 4 * 4096 * pairs);
+  EXPECT_DOUBLE_EQ(SuffixRecomputeParts(Qwen3MoeA3B(), OneSegment(50, 100), v1::S4).total(), gate_up + qkv + output)
+      << "the choice is kept";
+}
+
+TEST(CostTest, ATensorParallelRankMultipliesItsOwnRowsWithTheRouter) {
+  const double router = 2048.0 * 128, experts = 8 * 3 * 2048.0 * 768;
+  EXPECT_EQ(ForwardCost(Qwen3MoeA3B(), Block::kMlp, 4).weights - experts, router / 4);
+}
+
+TEST(CostTest, APassReadsAllExperts) {
+  const BlockCost mlp = ForwardCost(Qwen3MoeA3B(), Block::kMlp);
+  EXPECT_EQ(mlp.weights, 2048.0 * 128 + 8 * 3 * 2048.0 * 768);
+  EXPECT_EQ(mlp.read, 2048.0 * 128 + 128 * 3 * 2048.0 * 768);
+  for (const Block block : {Block::kAttention, Block::kKeyValue, Block::kMlp, Block::kHead}) {
+    const BlockCost dense = ForwardCost(Llama3_8B(), block);
+    EXPECT_EQ(dense.read, dense.weights);
+  }
+}
+
+// Bytes a token and layer in bf16: x, norm1, x2 and norm2 4096 each; q before and behind its norm 8192 each, k and v
+// 2048 twice, a statistic for each of 36 heads; attention out 8192, LSE 128; gate, up and silu·up of 8 experts 36864;
+// their numbers 64 and weights 32; two statistics 8.
+TEST(CostTest, ATapeOfExpertsTakesTheKnownBytesPerTokenAndLayer) {
+  ByteShape shape;
+  shape.config = Qwen3MoeA3B();
+  shape.run_bytes = 2;
+  ByteShape one_more = shape;
+  one_more.config.num_layers += 1;
+  constexpr int64_t kRows = 1000, kAll = 4 * 4096 + 2 * 8192 + 2 * 2048 + 4 * 36 + 8192 + 128 + 36864 + 96 + 8;
+  const auto tape = [&](v1::TapePolicy policy) {
+    const WaveShape wave{.rows = kRows, .policy = policy};
+    return SuffixBytes(one_more, {}, wave).wave_tape - SuffixBytes(shape, {}, wave).wave_tape;
+  };
+  EXPECT_EQ(tape(v1::S0), kRows * kAll);
+  EXPECT_EQ(tape(v1::S1), kRows * (kAll - 2 * 4096 - 12288));
+  EXPECT_EQ(tape(v1::S4), kRows * (4096 + 2048 + 96));
+  const int64_t kept = tape(v1::S3);
+  shape.config.experts->weights_sum_to_one = one_more.config.experts->weights_sum_to_one = false;
+  EXPECT_EQ(tape(v1::S3) - kept, kRows * 128 * 4) << "all probabilities";
+  EXPECT_EQ(tape(v1::S4), kRows * (4096 + 2048 + 96 + 128 * 4));
 }
 
 // Beside the queries, QK-norm keeps q, k and v before it and a statistic for each head.

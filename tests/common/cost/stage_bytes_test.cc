@@ -46,6 +46,7 @@ DrawnStages DrawStages(uint32_t seed) {
   m.ffn_size = 64 * draw.Between(1, 3);
   m.max_positions = 512;
   m.qk_norm = draw.Chance(50);
+  if (draw.Chance(30)) m.experts = Experts{.count = draw.Between(2, 9), .per_token = draw.Between(1, 2)};
   m.tie_word_embeddings = draw.Chance(50);
   drawn.run.set_dtype(draw.Of<std::string>({"fp32", "bf16", "fp64"}));
   drawn.run.set_head_chunk_tokens(64);

@@ -39,6 +39,17 @@ json Qwen3() {
     "sliding_window": null, "tie_word_embeddings": true, "use_sliding_window": false, "vocab_size": 151936})");
 }
 
+json Qwen3Moe() {
+  return json::parse(R"({"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144,
+    "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false,
+    "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+    "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_sliding_window": false,
+    "vocab_size": 151936})");
+}
+
 json Mistral() {
   return json::parse(R"({"architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1,
     "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
@@ -92,6 +103,74 @@ TEST(ModelConfigTest, MistralIsReadWithoutBiasOrQueryNorm) {
   EXPECT_FALSE(config->qk_norm);
   EXPECT_EQ(config->head_size, 128);
   EXPECT_EQ(With(Mistral(), "head_dim", 160)->head_size, 160);
+}
+
+TEST(ModelConfigTest, Qwen3MoeIsReadWithItsExperts) {
+  const auto config = ParseConfig(Qwen3Moe());
+  ASSERT_THAT(config, IsOk());
+  EXPECT_EQ(config->num_parameters(), 30532122624);  // Qwen3-30B-A3B
+  EXPECT_EQ(config->ffn_size, 768) << "of an expert, whatever intermediate_size says";
+  EXPECT_TRUE(config->qk_norm);
+  ASSERT_TRUE(config->experts.has_value());
+  EXPECT_EQ(*config->experts, (Experts{.count = 128, .per_token = 8, .weights_sum_to_one = true}));
+  EXPECT_EQ(config->mlps_per_token(), 8);
+  EXPECT_FALSE(ParseConfig(Qwen3())->experts.has_value());
+  EXPECT_EQ(ParseConfig(Qwen3())->mlps_per_token(), 1);
+}
+
+TEST(ModelConfigTest, AbsentFieldsOfExpertsMeanWhatTransformersHas) {
+  json moe = Qwen3Moe();
+  for (const char* name : {"norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "output_router_logits"}) {
+    moe.erase(name);
+  }
+  moe.erase("head_dim");
+  moe.erase("intermediate_size");
+  const auto config = ParseConfig(moe);
+  ASSERT_THAT(config, IsOk());
+  EXPECT_FALSE(config->experts->weights_sum_to_one);
+  EXPECT_EQ(config->head_size, 64) << "hidden_size / num_attention_heads";
+  EXPECT_THAT(With(Qwen3Moe(), "mlp_only_layers", nullptr), IsOk());
+}
+
+TEST(ModelConfigTest, BothSpellingsOfTheNumberOfExpertsMeanTheSame) {
+  json five = Qwen3Moe();
+  five.erase("num_experts");
+  EXPECT_THAT(ParseConfig(five), Invalid("num_experts: is missing"));
+  five["num_local_experts"] = 64;
+  EXPECT_EQ(ParseConfig(five)->experts->count, 64);
+  five["num_experts"] = 64;
+  EXPECT_THAT(ParseConfig(five), IsOk());
+  five["num_experts"] = 65;
+  EXPECT_THAT(ParseConfig(five), Invalid("num_experts: differs from num_local_experts"));
+}
+
+TEST(ModelConfigTest, ExpertsThatAreNotSupportedAreRefused) {
+  const struct {
+    const char* field;
+    json value;
+    const char* why;
+  } kRefused[] = {{"num_experts", 0, "num_experts: must be a whole number from 1 to 4096, is 0"},
+                  {"num_experts", 4097, "num_experts: must be a whole number from 1 to 4096, is 4097"},
+                  {"num_hidden_layers", 2049, "num_experts: 128 in each of 2049 layers are more than 262144 in all"},
+                  {"num_experts", 7, "num_experts_per_tok: 8 is more than the 7 experts that there are"},
+                  {"num_experts_per_tok", 0, "num_experts_per_tok: must be a whole number from 1 to 4096, is 0"},
+                  {"moe_intermediate_size", nullptr, "moe_intermediate_size: is missing"},
+                  {"decoder_sparse_step", 2, "decoder_sparse_step: 2: layers without experts"},
+                  {"mlp_only_layers", {3}, "mlp_only_layers: names layers without experts"},
+                  {"output_router_logits", true, "output_router_logits: true asks for the router's auxiliary loss"},
+                  {"norm_topk_prob", 1, "norm_topk_prob"}};
+  for (const auto& [field, value, why] : kRefused) EXPECT_THAT(With(Qwen3Moe(), field, value), Invalid(why));
+}
+
+// transformers gives it to every layer, whatever max_window_layers says.
+TEST(ModelConfigTest, AWindowOfAMixtureOfExpertsIsRefused) {
+  json moe = Qwen3Moe();
+  moe["use_sliding_window"] = true;
+  EXPECT_THAT(ParseConfig(moe), IsOk()) << "a sliding_window of null is none";
+  moe["sliding_window"] = 4096;
+  EXPECT_THAT(ParseConfig(moe), Invalid("use_sliding_window: true: sliding windows are not supported"));
+  moe.erase("sliding_window");
+  EXPECT_THAT(ParseConfig(moe), Invalid("use_sliding_window"));
 }
 
 TEST(ModelConfigTest, BothSpellingsOfRopeMeanTheSame) {

@@ -60,6 +60,7 @@ TEST(ModelInitTest, TheConfigReadsBack) {
     EXPECT_EQ(back->rope_scaling.has_value(), config.rope_scaling.has_value());
     EXPECT_EQ(back->qkv_bias, config.qkv_bias);
     EXPECT_EQ(back->qk_norm, config.qk_norm);
+    EXPECT_EQ(back->experts, config.experts);
   }
 }
 

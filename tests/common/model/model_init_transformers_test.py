@@ -11,11 +11,14 @@ import pytest
 import torch
 import transformers
 
+from oracle import models
+
 TOOL = pathlib.Path(os.environ["STEMMA_BUILD_DIR"]) / "tests" / "model_tool"
 SIZES = dict(vocab_size=97, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64, rope_theta=500000.0)
+EXPERTS = dict(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=20)
 FAMILIES = {
     "llama": transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3, tie_word_embeddings=False),
     "llama-tied": transformers.LlamaConfig(**SIZES, tie_word_embeddings=True),
@@ -23,6 +26,8 @@ FAMILIES = {
     "qwen2-tied": transformers.Qwen2Config(**SIZES, tie_word_embeddings=True),
     "qwen3": transformers.Qwen3Config(**SIZES, head_dim=6, tie_word_embeddings=False),
     "qwen3-tied": transformers.Qwen3Config(**SIZES, head_dim=6, tie_word_embeddings=True),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=6, norm_topk_prob=True),
+    "qwen3_moe-tied": transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, tie_word_embeddings=True),
     "mistral": transformers.MistralConfig(**SIZES, head_dim=6, sliding_window=None),
     "mistral-tied": transformers.MistralConfig(**SIZES, sliding_window=256, tie_word_embeddings=True),
 }
@@ -41,7 +46,12 @@ def make(folder, config, name="made", seed=7, dtype="F32", norm_std=0.1, max_sha
 
 
 def type_of(config):
-    return config.model_type.capitalize()
+    return "".join(word.capitalize() for word in config.model_type.split("_"))
+
+
+def sizes_of(config):
+    """Those that the model depends on: with experts no layer has an MLP of intermediate_size."""
+    return [name for name in SIZES if name != "intermediate_size"] + list(EXPERTS) if "moe" in config.model_type else list(SIZES)
 
 
 def load(path):
@@ -80,12 +90,12 @@ def test_transformers_opens_a_made_model(tmp_path, family, max_shard_bytes):
     config = FAMILIES[family]
     model = load(make(tmp_path, config, max_shard_bytes=max_shard_bytes))
     assert type(model).__name__ == type_of(config) + "ForCausalLM"
-    for name in (*SIZES, "tie_word_embeddings", "head_dim", "rope_parameters", "model_type"):
+    for name in (*sizes_of(config), "tie_word_embeddings", "head_dim", "rope_parameters", "model_type", "norm_topk_prob"):
         if hasattr(config, name) and getattr(config, name) is not None:
             assert getattr(model.config, name) == getattr(config, name), name
     parameters = dict(model.named_parameters())
     assert all(p.dtype == torch.float32 for p in parameters.values())
-    for name, parameter in parameters.items():
+    for name, parameter in models.files_tensors(parameters):
         norm = name.endswith("norm.weight")
         expected = torch.tensor([(1 if norm else 0) + n * (0.1 if norm else 0.02)
                                  for n in normals(7, name, parameter.numel())], dtype=torch.float64).float()
@@ -114,7 +124,7 @@ def test_what_transformers_saves_opens(tmp_path, family):
     done = tool("open", tmp_path / "saved")
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout)
-    for name in (*SIZES, "tie_word_embeddings"):
+    for name in (*sizes_of(FAMILIES[family]), "tie_word_embeddings"):
         assert read[name] == getattr(FAMILIES[family], name), name
     rope = FAMILIES[family].rope_parameters
     assert {k: v for k, v in rope.items() if v is not None} == read["rope_parameters"]

@@ -7,6 +7,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <tuple>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -30,6 +31,7 @@ ModelConfig RandomConfig(std::mt19937& random) {
   config.ffn_size = 2 * draw(30);
   config.vocab_size = 2 * draw(50);
   config.tie_word_embeddings = random() % 2 == 0;
+  if (config.experts) config.experts->count = draw(6);
   return config;
 }
 
@@ -68,8 +70,30 @@ TEST(ModelTensorsTest, AFamilysFlagsDecideItsTensors) {
   for (const ModelConfig& config : SmallConfigs()) {
     EXPECT_EQ(count(config, TensorKind::kBias), (config.qkv_bias ? 3 : 0) * config.num_layers) << config.model_type;
     EXPECT_EQ(count(config, TensorKind::kNorm), (config.qk_norm ? 4 : 2) * config.num_layers + 1) << config.model_type;
-    EXPECT_EQ(count(config, TensorKind::kMatrix), 7 * config.num_layers + 2) << config.model_type;
+    const int64_t of_mlps = config.experts ? 3 * config.experts->count + 1 : 3;
+    EXPECT_EQ(count(config, TensorKind::kMatrix), (4 + of_mlps) * config.num_layers + 2) << config.model_type;
   }
+}
+
+TEST(ModelTensorsTest, EachExpertHasTensorsOfItsOwnInParametersThatAllShare) {
+  ModelConfig config = SmallLlama();
+  config.SetFamily(*FindFamily("qwen3_moe"));
+  config.num_layers = 2;
+  config.experts = Experts{.count = 2, .per_token = 1};
+  std::vector<std::string> names, of_gate_up;
+  for (const TensorSpec& tensor : ModelTensors(config)) {
+    if (tensor.layer != 1) continue;
+    if (tensor.name.find(".mlp.") != std::string::npos) names.push_back(tensor.name);
+    if (tensor.role == TensorRole::kGateUp) of_gate_up.push_back(tensor.name);
+  }
+  const std::string mlp = "model.layers.1.mlp.";
+  EXPECT_THAT(names,
+              ElementsAre(mlp + "gate.weight", mlp + "experts.0.gate_proj.weight", mlp + "experts.0.up_proj.weight",
+                          mlp + "experts.0.down_proj.weight", mlp + "experts.1.gate_proj.weight",
+                          mlp + "experts.1.up_proj.weight", mlp + "experts.1.down_proj.weight"));
+  EXPECT_THAT(of_gate_up, ElementsAre(mlp + "experts.0.gate_proj.weight", mlp + "experts.0.up_proj.weight",
+                                      mlp + "experts.1.gate_proj.weight", mlp + "experts.1.up_proj.weight"))
+      << "an expert's rows of the parameter are its gate's and then its up's";
 }
 
 TEST(ModelTensorsTest, ATiedModelHasNoHeadOfItsOwn) {
@@ -81,6 +105,26 @@ TEST(ModelTensorsTest, ATiedModelHasNoHeadOfItsOwn) {
   ASSERT_TRUE(TiedHead(config).has_value());
   EXPECT_EQ(TiedHead(config)->name, "lm_head.weight");
   EXPECT_EQ(TiedHead(config)->shape, ModelTensors(config).front().shape);
+}
+
+TEST(ModelTensorsTest, OneExpertStandsForAllThatAreLikeIt) {
+  std::mt19937 random(6);
+  for (int i = 0; i < 50; ++i) {
+    const ModelConfig config = RandomConfig(random);
+    using Place = std::tuple<int64_t, TensorRole, TensorCut>;
+    std::map<Place, int64_t> all, one;
+    for (const TensorSpec& t : ModelTensors(config)) {
+      EXPECT_EQ(t.copies, 1) << t.name;
+      all[{t.layer, t.role, t.cut}] += std::accumulate(t.shape.begin(), t.shape.end(), int64_t{1}, std::multiplies<>());
+    }
+    size_t listed = 0;
+    for (const TensorSpec& t : TensorsOfOneExpert(config)) {
+      one[{t.layer, t.role, t.cut}] += std::accumulate(t.shape.begin(), t.shape.end(), t.copies, std::multiplies<>());
+      ++listed;
+    }
+    EXPECT_EQ(one, all) << "seed 6, model " << i;
+    EXPECT_LE(listed, static_cast<size_t>(17 * config.num_layers)) << "whatever the number of experts";
+  }
 }
 
 // Rows can only join in one matrix where they have as many columns.

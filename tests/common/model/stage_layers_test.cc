@@ -17,7 +17,9 @@ namespace {
 
 ModelConfig DrawStagedModel(testing::Draw& draw) {
   ModelConfig config;
-  config.SetFamily(*FindFamily("qwen3"));
+  const bool has_experts = draw.Chance(50);
+  config.SetFamily(*FindFamily(has_experts ? "qwen3_moe" : "qwen3"));
+  if (has_experts) config.experts = Experts{.count = draw.Between(2, 9), .per_token = draw.Between(1, 2)};
   config.num_kv_heads = draw.Between(1, 4);
   config.num_heads = config.num_kv_heads * draw.Between(1, 4);
   config.head_size = 8;
@@ -33,7 +35,10 @@ struct Weights {
   double layer = 0, head = 0;
   explicit Weights(const ModelConfig& config) {
     for (const TensorSpec& tensor : ModelTensors(config)) {
-      const double size = tensor.shape.size() < 2 ? 0 : static_cast<double>(tensor.shape[0] * tensor.shape[1]);
+      double size = tensor.shape.size() < 2 ? 0 : static_cast<double>(tensor.shape[0] * tensor.shape[1]);
+      if (tensor.name.find(".experts.") != std::string::npos) {
+        size *= static_cast<double>(config.experts->per_token) / static_cast<double>(config.experts->count);
+      }
       if (tensor.layer == 0) layer += size;
       if (tensor.role == TensorRole::kHead) head += size;
     }

@@ -160,7 +160,7 @@ def write_tied_model(folder, shard, embedding, head):
     return loaded
 
 
-@pytest.mark.parametrize("family,shard", [("llama", "1GB"), ("qwen2", SHARD), ("qwen3", "1GB")])
+@pytest.mark.parametrize("family,shard", [("llama", "1GB"), ("qwen2", SHARD), ("qwen3", "1GB"), ("qwen3_moe", SHARD)])
 def test_transformers_opens_an_export_after_a_step_and_finds_our_log_probs(family, shard, tmp_path):
     loaded = models.make(str(tmp_path / "model"), models.Spec(family), shard)
     request = requests.make(hf64.Hf64(loaded), SHAPE, requests.LOSSES["vanilla"], masks="none")

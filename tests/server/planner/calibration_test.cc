@@ -209,6 +209,9 @@ TEST(CalibrationTest, AKeyHoldsWhatRatesDependOn) {
   EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key);
   run.mutable_mesh()->set_dp(2);
   EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key + ", dp 2") << "a rank steps its share, and then gathers";
+  ModelConfig experts = BenchModel();
+  experts.experts = Experts{.count = 16, .per_token = 4};
+  EXPECT_NE(CalibrationKey(experts, run, "cpu"), CalibrationKey(BenchModel(), run, "cpu"));
   run.mutable_mesh()->set_dp(1);
   run.mutable_mesh()->set_tp(2);
   EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key + ", tp 2") << "a rank has a part of each layer";

@@ -25,6 +25,15 @@ class Clock {
     RecomputedProduct(rows, weights, rate);
     seconds_ += weights * rates_[server::kWave];
   }
+  // Count the same of each MLP that a row passes; the weights of all MLPs are read.
+  void MlpsForward(int64_t rows, double weights) {
+    RecomputedProduct(rows, used() * weights);
+    seconds_ += mlps() * weights * rates_[server::kWave];
+  }
+  void MlpsBackward(int64_t rows, double weights) {
+    for (int i = 0; i < 2; ++i) RecomputedProduct(rows, used() * weights);
+    seconds_ += mlps() * weights * rates_[server::kWaveBackward];
+  }
   // Counts the gradients of the operand and of the weight.
   void ProductBackward(int64_t rows, double weights, Rate rate = server::kLinear) {
     for (int i = 0; i < 2; ++i) RecomputedProduct(rows, weights, rate);
@@ -56,18 +65,28 @@ class Clock {
   double head() const { return hidden() * static_cast<double>(c_.vocab_size); }
   double norm_elements() const { return 2 * hidden(); }
   double query_elements() const { return static_cast<double>(2 * c_.q_size()); }
-  double swiglu_elements() const { return static_cast<double>(3 * c_.ffn_size); }
+  double swiglu_elements() const { return used() * static_cast<double>(3 * c_.ffn_size); }
+  double mlps() const { return c_.experts ? static_cast<double>(c_.experts->count) : 1; }
+  double used() const { return c_.experts ? static_cast<double>(c_.experts->per_token) : 1; }
+  double router() const { return c_.experts ? hidden() * mlps() : 0; }
+  // Counts rows that are copied for their experts, activations that are weighted, and outputs that are added up.
+  double routed_elements() const { return c_.experts ? used() * (2 * hidden() + static_cast<double>(c_.ffn_size)) : 0; }
+  double layer_elements() const {
+    return 2 * norm_elements() + query_elements() + swiglu_elements() + routed_elements();
+  }
 
   void LayerForward(int64_t rows) {
-    for (const double weights : {qkv(), output(), gate_up(), down()}) ProductForward(rows, weights);
-    Elements(rows, 2 * norm_elements() + query_elements() + swiglu_elements());
+    for (const double weights : {qkv(), output(), router()}) ProductForward(rows, weights);
+    for (const double weights : {gate_up(), down()}) MlpsForward(rows, weights);
+    Elements(rows, layer_elements());
   }
   // Counts also what the policy makes again, but for attention.
   void LayerBackward(int64_t rows, v1::TapePolicy policy) {
-    for (const double weights : {qkv(), output(), gate_up(), down()}) ProductBackward(rows, weights);
-    Elements(rows, 2 * (2 * norm_elements() + query_elements() + swiglu_elements()));
-    if (policy >= v1::S1) Elements(rows, 2 * norm_elements() + swiglu_elements());
-    if (policy >= v1::S2) RecomputedProduct(rows, gate_up());
+    for (const double weights : {qkv(), output(), router()}) ProductBackward(rows, weights);
+    for (const double weights : {gate_up(), down()}) MlpsBackward(rows, weights);
+    Elements(rows, 2 * layer_elements());
+    if (policy >= v1::S1) Elements(rows, 2 * norm_elements() + swiglu_elements() + routed_elements());
+    if (policy >= v1::S2) RecomputedProduct(rows, used() * gate_up());
     if (policy >= v1::S3) RecomputedProduct(rows, qkv());
     if (policy >= v1::S3) Elements(rows, query_elements());
     if (policy >= v1::S4) RecomputedProduct(rows, output());

@@ -59,7 +59,7 @@ std::vector<std::vector<Element>> ElementsOfParameters(const Weights& weights, c
 // Adds to `written` what a rank's shares hold, by file and place.
 using Written = std::map<std::string, std::map<uint64_t, Element>>;
 void AddShares(const std::vector<FileShare>& shares, const std::vector<std::vector<Element>>& elements,
-               uint64_t element_bytes, Written& written) {
+               uint64_t element_bytes, int64_t experts, Written& written) {
   int64_t bytes = 0;
   for (const FileShare& share : shares) {
     uint64_t end = share.front.size();
@@ -76,8 +76,8 @@ void AddShares(const std::vector<FileShare>& shares, const std::vector<std::vect
         EXPECT_TRUE(written[share.name].emplace(place, element).second) << share.name << " at " << place;
       }
       end = piece.bytes.end();
-      // q, k and v, or gate and up, lie in one piece each; a box of columns in three.
-      EXPECT_LE(++pieces_of_parameter[piece.parameter], 3) << "a matrix is no list of its rows";
+      // q, k and v, or gate and up, lie in one piece each; a box of columns in three. Each expert has its own.
+      EXPECT_LE(++pieces_of_parameter[piece.parameter], 3 * experts) << "a matrix is no list of its rows";
     }
   }
   EXPECT_EQ(PieceBytes(shares), bytes);
@@ -108,7 +108,7 @@ TEST_P(CheckpointLayoutTest, EveryByteHasOneWriterAndTheRightElement) {
         EXPECT_EQ(share.front.empty(), !first);
         EXPECT_FALSE(share.front.empty() && share.pieces.empty()) << "a part of nothing";
       }
-      AddShares(shares, elements, element_bytes, written);
+      AddShares(shares, elements, element_bytes, config.experts ? config.experts->count : 1, written);
     }
   }
   ASSERT_EQ(files.size(), 3 * directory_.shards.size());

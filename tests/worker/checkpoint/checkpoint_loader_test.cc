@@ -268,7 +268,7 @@ TEST_F(CheckpointLoaderTest, AnotherConfigIsRefusedWithItsFirstField) {
 }
 
 TEST(ConfigDifferenceTest, EveryFieldIsCompared) {
-  ModelConfig config = SyntheticModel({});
+  ModelConfig config = SyntheticModel({.experts = Experts{}});
   const std::vector<std::pair<const char*, std::function<void(ModelConfig&)>>> edits = {
       {"model_type", [](ModelConfig& c) { c.model_type = "other"; }},
       {"vocab_size", [](ModelConfig& c) { ++c.vocab_size; }},
@@ -277,14 +277,17 @@ TEST(ConfigDifferenceTest, EveryFieldIsCompared) {
       {"num_attention_heads", [](ModelConfig& c) { ++c.num_heads; }},
       {"num_key_value_heads", [](ModelConfig& c) { ++c.num_kv_heads; }},
       {"head_dim", [](ModelConfig& c) { ++c.head_size; }},
-      {"intermediate_size", [](ModelConfig& c) { ++c.ffn_size; }},
+      {"moe_intermediate_size", [](ModelConfig& c) { ++c.ffn_size; }},
       {"max_position_embeddings", [](ModelConfig& c) { ++c.max_positions; }},
       {"rms_norm_eps", [](ModelConfig& c) { c.rms_norm_eps *= 1 + 1e-15; }},
       {"rope_theta", [](ModelConfig& c) { ++c.rope_theta; }},
       {"rope_scaling", [](ModelConfig& c) { c.rope_scaling = Llama3RopeScaling{}; }},
       {"tie_word_embeddings", [](ModelConfig& c) { c.tie_word_embeddings = true; }},
       {"attention_bias", [](ModelConfig& c) { c.qkv_bias = true; }},
-      {"qk_norm", [](ModelConfig& c) { c.qk_norm = true; }}};
+      {"qk_norm", [](ModelConfig& c) { c.qk_norm = !c.qk_norm; }},
+      {"num_experts", [](ModelConfig& c) { ++c.experts->count; }},
+      {"num_experts_per_tok", [](ModelConfig& c) { ++c.experts->per_token; }},
+      {"norm_topk_prob", [](ModelConfig& c) { c.experts->weights_sum_to_one = false; }}};
   EXPECT_EQ(FirstDifference(config, config), "");
   ModelConfig other = config;
   for (auto edit = edits.rbegin(); edit != edits.rend(); ++edit) {
@@ -302,6 +305,12 @@ TEST(ConfigDifferenceTest, EveryFieldIsCompared) {
     EXPECT_EQ(FirstDifference(config, one), "rope_scaling");
   }
   ModelConfig one = config;
+  ++one.ffn_size;
+  EXPECT_EQ(FirstDifference(config, one), "moe_intermediate_size");
+  one = config;
+  one.experts.reset();
+  EXPECT_EQ(FirstDifference(config, one), "num_experts");
+  one = config;
   ++one.rope_scaling->original_max_positions;
   EXPECT_EQ(FirstDifference(config, one), "rope_scaling");
 }

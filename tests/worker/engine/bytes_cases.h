@@ -2,6 +2,7 @@
 // copy. Used by random_bytes_test.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <sstream>
@@ -23,12 +24,19 @@ struct Case {
   double budget_of_ample = 0;  // of what the plan without a limit needs; 0: no limit
   bool lazy_copies = false;    // copies end only where they are waited for
 
+  std::string ExpertsText() const {
+    if (!model.experts) return "";
+    std::ostringstream out;
+    out << " X " << model.experts->count << " U " << model.experts->per_token
+        << (model.experts->weights_sum_to_one ? "" : " raw");
+    return out.str();
+  }
   std::string text() const {
     std::ostringstream out;
     out << model.model_type << (model.tie_word_embeddings ? " tied" : "") << " D " << model.hidden_size << " L "
         << model.num_layers << " H " << model.num_heads << " K " << model.num_kv_heads << " E " << model.head_size
-        << " F " << model.ffn_size << " V " << model.vocab_size << " budget of ample " << budget_of_ample
-        << (lazy_copies ? " lazy copies" : "") << " prompts";
+        << " F " << model.ffn_size << ExpertsText() << " V " << model.vocab_size << " budget of ample "
+        << budget_of_ample << (lazy_copies ? " lazy copies" : "") << " prompts";
     for (const int64_t prompt : prompts) out << " " << prompt;
     out << " responses";
     for (const int64_t response : responses) out << " " << response;
@@ -47,8 +55,13 @@ inline ModelConfig DrawModel(Draw& draw) {
                                       .ffn = 8 * draw.Between(4, 60),
                                       .vocab = draw.LogBetween(60, 12000)});
   model.SetFamily(draw.Of<Family>({Families().begin(), Families().end()}));
+  if (model.experts) {
+    const int64_t count = draw.LogBetween(1, 150);
+    model.experts = Experts{count, draw.Between(1, std::min<int64_t>(count, 5)), draw.Chance(50)};
+    model.ffn_size = 8 * draw.Between(1, count > 12 ? 4 : 24);
+  }
   if (model.num_heads > 4) model.head_size = 16;
-  if (model.model_type != "qwen3") model.hidden_size = model.num_heads * model.head_size;
+  if (!model.qk_norm) model.hidden_size = model.num_heads * model.head_size;
   model.tie_word_embeddings = draw.Chance(50);
   return model;
 }
@@ -92,7 +105,7 @@ inline Case DrawRankCase(Draw& draw) {
   m.num_heads = std::lcm(m.num_kv_heads, tp) * draw.Of<int64_t>({1, 2});
   m.ffn_size = tp * 8 * draw.Between(2, 24);
   if (m.num_heads > 4) m.head_size = 16;
-  if (m.model_type != "qwen3") m.hidden_size = m.num_heads * m.head_size;
+  if (!m.qk_norm) m.hidden_size = m.num_heads * m.head_size;
   return c;
 }
 

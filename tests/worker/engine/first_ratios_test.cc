@@ -39,9 +39,9 @@ Case DrawGangCase(Draw& draw) {
   m.num_layers = draw.Between(sizes.pp, 4);
   m.num_kv_heads = draw.Of<int64_t>({2, 4});
   m.num_heads = m.num_kv_heads * draw.Of<int64_t>({1, 2});
-  m.ffn_size = 8 * sizes.tp * draw.Between(2, 24);
+  m.ffn_size = 8 * sizes.tp * draw.Between(2, m.experts ? 8 : 24);
   m.head_size = 16;
-  if (m.model_type != "qwen3") m.hidden_size = m.num_heads * m.head_size;
+  if (!m.qk_norm) m.hidden_size = m.num_heads * m.head_size;
   c.run.set_dtype(draw.Of<std::string>({"bf16", "bf16", "bf16", "fp32"}));
   c.run.set_optimizer_residency(v1::DEVICE);
   c.run.set_schedule(draw.Of<v1::Schedule>({v1::REUSE, v1::REUSE, v1::REUSE, v1::DENSE}));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,13 +38,18 @@ struct Setting {
   bool offload = false;
   uint32_t tp = 1;  // more: the last of so many tensor-parallel ranks
   uint32_t pp = 1, stage = 0;
+  std::optional<Experts> experts = std::nullopt;
 };
 
 constexpr int64_t kWaveSuffixes = 2, kHeadChunkRows = 128;
 
 constexpr int64_t kRollouts = 4;
 
-ModelConfig ModelOf(const Setting& setting) { return SyntheticModel({.qk_norm = setting.qk_norm}); }
+ModelConfig ModelOf(const Setting& setting) {
+  SyntheticShape shape = {.qk_norm = setting.qk_norm, .experts = setting.experts};
+  if (setting.experts) shape.ffn = setting.experts->count > 100 ? 8 : 96;  // few columns: routing is seen
+  return SyntheticModel(shape);
+}
 
 v1::RunConfig RunOf(const Setting& setting) {
   v1::RunConfig run;
@@ -238,6 +244,39 @@ void AddStageSettings(std::vector<Setting>& settings) {
   }
 }
 
+// Experts of which each row passes one, several or all, on one rank and on several.
+void AddExpertSettings(std::vector<Setting>& settings) {
+  const Experts kinds[] = {{8, 3, true}, {4, 4, false}, {16, 1, false}, {300, 1, true}, {200, 2, false}};
+  for (const char* dtype : {"fp32", "bf16"}) {
+    for (const Experts& experts : kinds) {
+      const auto add = [&](const std::string& name, Setting setting) {
+        setting.name = std::string(dtype) + "_" + std::to_string(experts.per_token) + "of" +
+                       std::to_string(experts.count) + "_" + name;
+        setting.dtype = dtype;
+        setting.experts = experts;
+        settings.push_back(setting);
+      };
+      for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S3, v1::S4}) {
+        const bool many = experts.count > 100;  // each has products of its own, however few rows
+        if (many && policy != v1::S0 && policy != v1::S4) continue;
+        const std::string name = v1::TapePolicy_Name(policy);
+        add(name + "_long_prefix", {.prompt = 1200, .response = 100, .prefix_policy = policy, .suffix_policy = policy});
+        if (many) continue;
+        add(name + "_dense", {.dense = true, .prompt = 500, .response = 200, .suffix_policy = policy});
+      }
+      add("S1_offload_blocks",
+          {.prompt = 1200, .response = 100, .prefix_policy = v1::S1, .block_rows = 401, .offload = true});
+      add("S5_tp2", {.prompt = 1200,
+                     .response = 101,
+                     .prefix_policy = v1::S5,
+                     .suffix_policy = v1::S1,
+                     .block_rows = 301,
+                     .tp = 2});
+      add("S0_tp2", {.prompt = 1200, .response = 101, .tp = 2});
+    }
+  }
+}
+
 std::vector<Setting> Settings() {
   std::vector<Setting> settings;
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
@@ -258,6 +297,7 @@ std::vector<Setting> Settings() {
   }
   AddRankSettings(settings);
   AddStageSettings(settings);
+  AddExpertSettings(settings);
   return settings;
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "common/model/model_config.h"
 #include "tests/testing/namespaces.h"
@@ -19,8 +20,9 @@ namespace stemma::testing {
 // is asked here, on the machine where the test runs. 0 in fp32 and fp64, whose products take none.
 inline int64_t ProductScratch(const ModelConfig& c, int64_t rows) {
   const int64_t kv = 2 * c.kv_size(), d = c.hidden_size;
-  const std::pair<int64_t, int64_t> weights[] = {
+  std::vector<std::pair<int64_t, int64_t>> weights = {
       {d, c.q_size() + kv}, {d, kv}, {c.q_size(), d}, {d, 2 * c.ffn_size}, {c.ffn_size, d}};
+  if (c.experts) weights.emplace_back(d, c.experts->count);
   int64_t most = 0;
   for (const auto& [inputs, outputs] : weights) {
     const auto ones = [](int64_t n, int64_t m) { return at::ones({n, m}, at::TensorOptions().dtype(at::kBFloat16)); };

@@ -66,7 +66,12 @@ class CaseDraw : public Draw {
                               .ffn = 8 * tp,
                               .vocab = Between(50, 90),
                               .qk_norm = true});
-    if (Between(0, 1) == 1) {
+    const int64_t kind = Between(0, 2);
+    if (kind == 2) {
+      c.model.experts = Experts{.count = Between(2, 6), .per_token = Between(1, 2)};
+      c.model.SetFamily(*FindFamily("qwen3_moe"));
+    }
+    if (kind == 1) {
       c.model.SetFamily(*FindFamily("qwen2"));
       c.model.hidden_size = c.model.num_heads * c.model.head_size;
     }

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -112,6 +113,12 @@ struct DrawnRank {
   }
 };
 
+// A third of the models has some.
+std::optional<Experts> DrawExperts(std::mt19937& random) {
+  if (random() % 3 != 0) return std::nullopt;
+  return Experts{.count = 1 + static_cast<int64_t>(random() % 9), .per_token = 1};
+}
+
 DrawnRank DrawRank(std::mt19937& random, const std::vector<uint32_t>& dp_sizes) {
   const auto of = [&]<typename T>(const std::vector<T>& values) { return values[random() % values.size()]; };
   const auto tp = of(std::vector<uint32_t>{2, 3, 4});
@@ -124,7 +131,8 @@ DrawnRank DrawRank(std::mt19937& random, const std::vector<uint32_t>& dp_sizes) 
                                 .head_size = 16,
                                 .ffn = 48 * of(std::vector<int64_t>{2, 5}),
                                 .vocab = of(std::vector<int64_t>{1001, 1002, 5003}),
-                                .qk_norm = random() % 2 == 0});
+                                .qk_norm = random() % 2 == 0,
+                                .experts = DrawExperts(random)});
   drawn.model.tie_word_embeddings = random() % 2 == 0;
   drawn.model.max_positions = 512;
   drawn.run.set_dtype(of(std::vector<std::string>{"fp32", "bf16", "fp64"}));

@@ -21,8 +21,13 @@ constexpr double kExact = 1e-12;  // fp64: sums of some hundred terms in another
 
 constexpr int64_t kVocab = 96;
 
-ModelConfig SmallModel(bool qk_norm) {
-  return SyntheticModel({.hidden = 48, .layers = 3, .head_size = 16, .ffn = 80, .vocab = kVocab, .qk_norm = qk_norm});
+enum class Kind { kLlama, kQwen3, kMoe };
+
+ModelConfig SmallModel(Kind kind) {
+  SyntheticShape shape = {.hidden = 48, .layers = 3, .head_size = 16, .ffn = 80, .vocab = kVocab};
+  shape.qk_norm = kind == Kind::kQwen3;
+  if (kind == Kind::kMoe) shape.experts = Experts{.count = 6, .per_token = 3, .weights_sum_to_one = false};
+  return SyntheticModel(shape);
 }
 
 // Three groups of unequal prompts, one of them a single token; ragged responses.
@@ -38,7 +43,7 @@ struct Memory {
 struct ModelCase {
   const char* name;
   const char* dtype;
-  bool qk_norm;
+  Kind kind;
   v1::Schedule schedule;
 };
 
@@ -47,7 +52,7 @@ class TapePolicyTest : public ::testing::TestWithParam<ModelCase> {
   void SetUp() override {
     directory_ = ::testing::TempDir() + "/tape-" + GetParam().name;
     std::filesystem::remove_all(directory_);
-    ASSERT_TRUE(WriteRandomModel(SmallModel(GetParam().qk_norm), {}, directory_).ok());
+    ASSERT_TRUE(WriteRandomModel(SmallModel(GetParam().kind), {}, directory_).ok());
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
@@ -223,12 +228,14 @@ TEST_P(TapePolicyTest, ControlAGradientOfTheWrongBlockIsSeen) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, TapePolicyTest,
-                         ::testing::Values(ModelCase{"llama_fp64", "fp64", false, v1::REUSE},
-                                           ModelCase{"qwen3_fp64", "fp64", true, v1::REUSE},
-                                           ModelCase{"llama_fp32", "fp32", false, v1::REUSE},
-                                           ModelCase{"qwen3_fp32", "fp32", true, v1::REUSE},
-                                           ModelCase{"qwen3_bf16", "bf16", true, v1::REUSE},
-                                           ModelCase{"dense_fp32", "fp32", true, v1::DENSE}),
+                         ::testing::Values(ModelCase{"llama_fp64", "fp64", Kind::kLlama, v1::REUSE},
+                                           ModelCase{"qwen3_fp64", "fp64", Kind::kQwen3, v1::REUSE},
+                                           ModelCase{"moe_fp64", "fp64", Kind::kMoe, v1::REUSE},
+                                           ModelCase{"llama_fp32", "fp32", Kind::kLlama, v1::REUSE},
+                                           ModelCase{"qwen3_fp32", "fp32", Kind::kQwen3, v1::REUSE},
+                                           ModelCase{"qwen3_bf16", "bf16", Kind::kQwen3, v1::REUSE},
+                                           ModelCase{"moe_bf16", "bf16", Kind::kMoe, v1::REUSE},
+                                           ModelCase{"dense_fp32", "fp32", Kind::kQwen3, v1::DENSE}),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

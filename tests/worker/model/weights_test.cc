@@ -42,6 +42,11 @@ TEST(WeightsTest, ParametersStandInTheOrderOfAForward) {
                           "layers.0.o", "layers.0.norm2", "layers.0.gate_up", "layers.0.down", "layers.1.norm1",
                           "layers.1.qkv", "layers.1.q_norm", "layers.1.k_norm", "layers.1.o", "layers.1.norm2",
                           "layers.1.gate_up", "layers.1.down", "final_norm"));
+  ModelConfig moe = SmallModel("qwen3_moe", /*tied=*/true);
+  moe.num_layers = 1;
+  EXPECT_THAT(NamesOfParameters(moe), ElementsAre("embedding", "layers.0.norm1", "layers.0.qkv", "layers.0.q_norm",
+                                                  "layers.0.k_norm", "layers.0.o", "layers.0.norm2", "layers.0.router",
+                                                  "layers.0.gate_up", "layers.0.down", "final_norm"));
 }
 
 TEST(WeightsTest, EveryRowOfAParameterHasOneHuggingFaceName) {

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "common/cost/rank_shape.h"
@@ -31,7 +33,8 @@ class ShardBytesTest : public ::testing::TestWithParam<uint32_t> {
  protected:
   ShardBytesTest() : random_(GetParam()) {
     const int64_t scale = int64_t{1} << Between(0, 5);  // from less than a bucket to many
-    model_.SetFamily(*FindFamily(Between(0, 1) == 0 ? "llama" : "qwen3"));
+    model_.SetFamily(Families()[static_cast<size_t>(Between(0, static_cast<int64_t>(Families().size()) - 1))]);
+    if (model_.experts) model_.experts = Experts{Between(1, 9), 1};
     model_.vocab_size = Between(16, 1000) * scale;
     model_.hidden_size = Between(4, 100) * scale;
     model_.num_layers = Between(1, 12);
@@ -47,19 +50,21 @@ class ShardBytesTest : public ::testing::TestWithParam<uint32_t> {
     return low + static_cast<int64_t>(random_() % static_cast<uint32_t>(high - low + 1));
   }
 
-  // Returns the elements of every tensor; `fused`: q, k and v are one parameter, gate and up another, as in the worker.
+  // Returns the elements of every tensor, those of all experts as one; `fused`: of every parameter, in the worker's
+  // order. Tensors of one layer and role are one: q, k and v, gate and up.
   std::vector<int64_t> Elements(bool fused) const {
     std::vector<int64_t> elements;
-    for (const TensorSpec& tensor : ModelTensors(model_)) {
+    std::map<std::tuple<int, int64_t, TensorRole>, int64_t> parameters;
+    for (const TensorSpec& tensor : TensorsOfOneExpert(model_)) {
       const int64_t count =
-          std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies<int64_t>());
-      const auto names = [&](const char* part) { return tensor.name.find(part) != std::string::npos; };
-      if (fused && (names("k_proj") || names("v_proj") || names("up_proj"))) {
-        elements.back() += count;
-      } else {
-        elements.push_back(count);
-      }
+          std::accumulate(tensor.shape.begin(), tensor.shape.end(), tensor.copies, std::multiplies<int64_t>());
+      const int part = tensor.layer >= 0 ? 1 : tensor.role == TensorRole::kEmbedding ? 0 : 2;
+      parameters[{part, tensor.layer, tensor.role}] += count;
+      elements.push_back(count);
     }
+    if (!fused) return elements;
+    elements.clear();
+    for (const auto& [place, count] : parameters) elements.push_back(count);
     return elements;
   }
 
@@ -138,8 +143,9 @@ TEST_P(ShardBytesTest, ATensorParallelRankHoldsNoMoreThanThePlanCounts) {
   }
   const ModelShard largest = LargestShard(model_, mesh);
   EXPECT_EQ(NumParameters(largest), most);
-  // Both norms of a layer, and of its queries and keys.
-  const int64_t partial = 2 * model_.hidden_size + (model_.qk_norm ? 2 * model_.head_size : 0);
+  // Both norms of a layer, and of its queries and keys; the router.
+  const int64_t router = model_.experts ? model_.experts->count * model_.hidden_size : 0;
+  const int64_t partial = 2 * model_.hidden_size + (model_.qk_norm ? 2 * model_.head_size : 0) + router;
   EXPECT_EQ(PartialGradientElements(largest), partial);
   EXPECT_EQ(PartialGradientElements(WholeModel(model_)), 0);
   const StateBytes state = StateBytesOf(model_, RunDtype::kBf16, mesh);
