@@ -25,30 +25,29 @@ void CheckRows(const at::Tensor& rows_AI, const at::Tensor& weight_XOI, const st
   CHECK_EQ(rows_AI.size(0), ends.back());
 }
 
+// Returns each row times its expert's matrix.
+at::Tensor GroupedProduct(const at::Tensor& rows_AI, const at::Tensor& matrix_XIO, const std::vector<int64_t>& ends) {
+  CheckRows(rows_AI, matrix_XIO, ends);
+  at::Tensor product_AO = at::empty({rows_AI.size(0), matrix_XIO.size(2)}, rows_AI.options());
+  ForEachExpert(ends, [&](int64_t expert, int64_t begin, int64_t rows) {
+    at::Tensor own_TO = product_AO.narrow(0, begin, rows);
+    at::mm_out(own_TO, rows_AI.narrow(0, begin, rows), matrix_XIO.select(0, expert));
+  });
+  return product_AO;
+}
+
 }  // namespace
 
 at::Tensor GroupedLinearForward(const at::Tensor& x_AI, const at::Tensor& weight_XOI,
                                 const std::vector<int64_t>& ends) {
   RECORD_USER_SCOPE("GroupedLinearForward");
-  CheckRows(x_AI, weight_XOI, ends);
-  at::Tensor y_AO = at::empty({x_AI.size(0), weight_XOI.size(1)}, x_AI.options());
-  ForEachExpert(ends, [&](int64_t expert, int64_t begin, int64_t rows) {
-    at::Tensor y_TO = y_AO.narrow(0, begin, rows);
-    at::mm_out(y_TO, x_AI.narrow(0, begin, rows), weight_XOI.select(0, expert).t());
-  });
-  return y_AO;
+  return GroupedProduct(x_AI, weight_XOI.transpose(1, 2), ends);
 }
 
 at::Tensor GroupedLinearBackwardInput(const at::Tensor& dy_AO, const at::Tensor& weight_XOI,
                                       const std::vector<int64_t>& ends) {
   RECORD_USER_SCOPE("GroupedLinearBackwardInput");
-  CheckRows(dy_AO, weight_XOI, ends);
-  at::Tensor dx_AI = at::empty({dy_AO.size(0), weight_XOI.size(2)}, dy_AO.options());
-  ForEachExpert(ends, [&](int64_t expert, int64_t begin, int64_t rows) {
-    at::Tensor dx_TI = dx_AI.narrow(0, begin, rows);
-    at::mm_out(dx_TI, dy_AO.narrow(0, begin, rows), weight_XOI.select(0, expert));
-  });
-  return dx_AI;
+  return GroupedProduct(dy_AO, weight_XOI, ends);
 }
 
 void GroupedLinearBackwardWeight(const Backend& backend, const at::Tensor& dy_AO, const at::Tensor& x_AI,

@@ -3,6 +3,8 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -60,9 +62,13 @@ absl::Status SetExperts(const InitOptions& options, ModelConfig& config) {
                              : options.raw_expert_weights    ? "--raw-expert-weights"
                                                              : "";
   if (option.empty()) return absl::OkStatus();
-  return UsageError(
-      absl::StrCat(option, ": ", config.model_type,
-                   " has one MLP in a layer; leave it out, or choose a --family with experts: qwen3_moe"));
+  std::vector<std::string> families;
+  for (const Family& family : Families()) {
+    if (family.experts) families.emplace_back(family.model_type);
+  }
+  return UsageError(absl::StrCat(
+      option, ": ", config.model_type,
+      " has one MLP in a layer; leave it out, or choose a --family with experts: ", absl::StrJoin(families, ", ")));
 }
 
 // Fields that the family decides, and sizes that follow from others.

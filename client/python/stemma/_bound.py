@@ -146,7 +146,8 @@ class _Shape:
             raise ValueError(f"{self._source}: hidden_act is {_arrays.shown(activation)}, must be silu")
         if tied is not None and not isinstance(tied, bool):
             raise ValueError(f"{self._source}: tie_word_embeddings is {_arrays.shown(tied)}, must be true or false")
-        vectors = 2 * self.hidden + {"qwen2": self.queries + 2 * self.keys, "qwen3": 2 * head, "qwen3_moe": 2 * head}.get(family, 0)  # norms and biases
+        own = {"qwen2": self.queries + 2 * self.keys, "qwen3": 2 * head, "qwen3_moe": 2 * head}.get(family, 0)
+        vectors = 2 * self.hidden + own  # norms and biases
         count = (1 if tied else 2) * self.vocab * self.hidden + self.layers * (self.layer_size + vectors) + self.hidden
         if count > _PARAMETERS_MAX:
             raise ValueError(f"{self._source}: hidden_size is {self.hidden}: the sizes make {count} parameters, at most "
@@ -163,16 +164,18 @@ class _Shape:
         experts = self._size(config, name)
         if experts * self.layers > _EXPERTS_MAX:
             raise ValueError(f"{self._source}: {name} is {experts}, in each of {self.layers} layers: more than {_EXPERTS_MAX} in all")
-        self._check_every_layer_has_experts(config)
+        self._check_experts(config)
         return experts, self.hidden * experts, 3 * self.hidden * self._size(config, "moe_intermediate_size")
 
-    def _check_every_layer_has_experts(self, config):
-        for name, absent, taken in (("decoder_sparse_step", 1, "1"), ("mlp_only_layers", [], "[]"),
-                                    ("output_router_logits", False, "false"), ("norm_topk_prob", config.get("norm_topk_prob") is True, "a bool")):
+    def _check_experts(self, config):
+        """Refuses what the server does not train of them: other layers among those with experts, a loss of the router."""
+        for name, taken in (("decoder_sparse_step", 1), ("mlp_only_layers", []), ("output_router_logits", False)):
             value = config.get(name)
-            value = absent if value is None else value
-            if type(value) is not type(absent) or value != absent:
-                raise ValueError(f"{self._source}: {name} is {_arrays.shown(value)}, must be {taken}")
+            if value is not None and (type(value) is not type(taken) or value != taken):
+                raise ValueError(f"{self._source}: {name} is {_arrays.shown(value)}, must be {json.dumps(taken)}")
+        sums_to_one = config.get("norm_topk_prob")
+        if sums_to_one is not None and not isinstance(sums_to_one, bool):
+            raise ValueError(f"{self._source}: norm_topk_prob is {_arrays.shown(sums_to_one)}, must be true or false")
 
     # What a config leaves out, and what null means there, is as the server reads it (common/model/model_config.cc): transformers
     # has another number for each family.

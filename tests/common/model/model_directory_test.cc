@@ -166,6 +166,15 @@ TEST_F(ModelDirectoryTest, TensorsMustBeTheConfigs) {
   EXPECT_THAT(OpenWithTensors(SmallLlama(),
                               [](Tensors& tensors) { tensors.push_back({.name = "score.weight", .shape = {1}}); }),
               Invalid("tensor \"score.weight\" does not belong"));
+  ModelConfig moe = SmallLlama();
+  moe.SetFamily(*FindFamily("qwen3_moe"));
+  moe.rope_scaling.reset();
+  EXPECT_THAT(OpenWithTensors(moe, [](Tensors&) {}), IsOk());
+  for (const char* joined : {"gate_up_proj", "down_proj"}) {
+    const std::string name = std::string("model.layers.0.mlp.experts.") + joined;
+    EXPECT_THAT(OpenWithTensors(moe, [&](Tensors& tensors) { tensors.push_back({.name = name, .shape = {1}}); }),
+                Invalid("experts are read one by one"));
+  }
   EXPECT_THAT(OpenWithTensors(SmallLlama(), [](Tensors& tensors) { tensors[0].shape[0] += 1; }),
               Invalid("tensor \"model.embed_tokens.weight\" has shape [98,16], the config's is [97,16]"));
   EXPECT_THAT(OpenWithTensors(SmallLlama(), [](Tensors& tensors) { tensors[2].dtype = safetensors::Dtype::kF8E4M3; }),

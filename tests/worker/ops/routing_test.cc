@@ -87,6 +87,22 @@ TEST(RoutingTest, OfEqualProductsTheLowestNumbersAreChosen) {
   EXPECT_GT(ties, 50);
 }
 
+// What docs/moe.md says of ties: 128 products of which 8 are chosen, of random rows.
+TEST(RoutingTest, Bf16OftenLeavesTheChoiceToTheOrderOfExperts) {
+  Random random(8);
+  constexpr int64_t kRows = 3000;
+  const Experts experts = {.count = 128, .per_token = 8};
+  const at::Tensor exact = random.Normal({kRows, experts.count}), rounded = exact.to(at::kBFloat16);
+  const at::Tensor sorted = std::get<0>(rounded.to(at::kDouble).sort(1, /*descending=*/true));
+  const auto ties = (sorted.select(1, 7) == sorted.select(1, 8)).sum().item<int64_t>();
+  const auto chosen = [&](const at::Tensor& logits) {
+    return std::get<0>(RouteForward(logits, experts).experts_TU.sort(1));
+  };
+  const auto others = (chosen(exact) != chosen(rounded)).any(1).sum().item<int64_t>();
+  EXPECT_NEAR(static_cast<double>(ties) / kRows, 1.0 / 20, 0.02);
+  EXPECT_NEAR(static_cast<double>(others) / kRows, 1.0 / 35, 0.012);
+}
+
 // A row's choice is its own: alone it is what it is among others.
 TEST(RoutingTest, ARowIsRoutedAsItIsAlone) {
   Random random(4);
