@@ -21,7 +21,8 @@ Setter SetterOf(std::string_view axis) {
   if (axis == "dp") return &v1::Mesh::set_dp;
   if (axis == "pp") return &v1::Mesh::set_pp;
   if (axis == "cp") return &v1::Mesh::set_cp;
-  return axis == "tp" ? &v1::Mesh::set_tp : nullptr;
+  if (axis == "tp") return &v1::Mesh::set_tp;
+  return axis == "ep" ? &v1::Mesh::set_ep : nullptr;
 }
 
 }  // namespace
@@ -38,7 +39,7 @@ absl::StatusOr<v1::Mesh> ParseMesh(std::string_view text) {
     const auto setter = SetterOf(axis);
     if (setter == nullptr) {
       return absl::InvalidArgumentError(
-          absl::StrCat("\"", part, "\" names no axis; known: dp, pp, cp and tp, as dp=2,tp=2"));
+          absl::StrCat("\"", part, "\" names no axis; known: dp, pp, cp, tp and ep, as dp=2,tp=2"));
     }
     if (!seen.insert(axis).second) return absl::InvalidArgumentError(absl::StrCat(axis, " is named twice"));
     if (!number || size < 1 || size > kRanksMax) {
@@ -53,6 +54,7 @@ uint32_t DpSize(const v1::Mesh& mesh) { return std::max(mesh.dp(), 1u); }
 uint32_t PpSize(const v1::Mesh& mesh) { return std::max(mesh.pp(), 1u); }
 uint32_t CpSize(const v1::Mesh& mesh) { return std::max(mesh.cp(), 1u); }
 uint32_t TpSize(const v1::Mesh& mesh) { return std::max(mesh.tp(), 1u); }
+uint32_t EpSize(const v1::Mesh& mesh) { return std::max(mesh.ep(), 1u); }
 uint32_t DataRanks(const v1::Mesh& mesh) { return DpSize(mesh) * CpSize(mesh); }
 uint32_t RanksOfCopy(const v1::Mesh& mesh) { return PpSize(mesh) * CpSize(mesh) * TpSize(mesh); }
 
@@ -62,11 +64,13 @@ v1::Mesh MakeMesh(const MeshSizes& sizes) {
   mesh.set_pp(sizes.pp);
   mesh.set_cp(sizes.cp);
   mesh.set_tp(sizes.tp);
+  mesh.set_ep(sizes.ep);
   return mesh;
 }
 
 bool SameMesh(const v1::Mesh& a, const v1::Mesh& b) {
-  return DpSize(a) == DpSize(b) && PpSize(a) == PpSize(b) && CpSize(a) == CpSize(b) && TpSize(a) == TpSize(b);
+  return DpSize(a) == DpSize(b) && PpSize(a) == PpSize(b) && CpSize(a) == CpSize(b) && TpSize(a) == TpSize(b) &&
+         EpSize(a) == EpSize(b);
 }
 
 uint32_t NumRanks(const v1::Mesh& mesh) { return DpSize(mesh) * RanksOfCopy(mesh); }
@@ -88,6 +92,7 @@ std::string MeshText(const v1::Mesh& mesh) {
   add("pp", PpSize(mesh));
   add("cp", CpSize(mesh));
   add("tp", TpSize(mesh));
+  add("ep", EpSize(mesh));
   return axes.empty() ? "dp=1" : absl::StrJoin(axes, ",");
 }
 

@@ -147,6 +147,7 @@ std::vector<Range> Ranges(const v1::RunConfig& config) {
           {"mesh.pp", config.mesh().pp(), 1, kRanksMax},
           {"mesh.cp", config.mesh().cp(), 1, kRanksMax},
           {"mesh.tp", config.mesh().tp(), 1, kRanksMax},
+          {"mesh.ep", config.mesh().ep(), 1, kRanksMax},
           {"prefix_block_rows", config.prefix_block_rows(), 0, 1 << 24},
           {"memory_budget_bytes", config.memory_budget_bytes(), 0, uint64_t{1} << 50},
           {"host_memory_bytes", config.host_memory_bytes(), 0, uint64_t{1} << 50},
@@ -259,7 +260,8 @@ void FillDefaults(v1::RunConfig& config) {
   *config.mutable_mesh() = MakeMesh({.dp = DpSize(config.mesh()),
                                      .pp = PpSize(config.mesh()),
                                      .cp = CpSize(config.mesh()),
-                                     .tp = TpSize(config.mesh())});
+                                     .tp = TpSize(config.mesh()),
+                                     .ep = EpSize(config.mesh())});
   if (config.split_groups() == v1::SPLIT_UNSPECIFIED) config.set_split_groups(v1::SPLIT_AUTO);
   if (config.shard_parameters() == v1::SHARD_PARAMETERS_UNSPECIFIED) {
     config.set_shard_parameters(v1::SHARD_PARAMETERS_AUTO);

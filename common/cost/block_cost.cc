@@ -12,11 +12,11 @@ struct Sizes {
         normed(hidden / static_cast<double>(tp)),
         q(static_cast<double>(c.q_size())),
         kv(2.0 * static_cast<double>(c.kv_size())),
-        ffn(static_cast<double>(c.mlps_per_token() * c.ffn_size)),
+        ffn(c.mlps_per_token() * static_cast<double>(c.ffn_size)),
         vocabulary(static_cast<double>(c.vocab_size)),
         router(c.experts ? normed * static_cast<double>(c.experts->count) : 0),
         experts(c.experts ? static_cast<double>(c.experts->count) / static_cast<double>(c.experts->per_token) : 1),
-        routed(c.experts ? 2 * static_cast<double>(c.experts->per_token) * hidden + ffn : 0) {}
+        routed(c.experts ? (c.mlps_per_token() + static_cast<double>(c.experts->per_token)) * hidden + ffn : 0) {}
 
   double hidden;
   double normed;                  // elements of a row that norms and residuals touch here

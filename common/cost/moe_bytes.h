@@ -2,7 +2,8 @@
 // is there of attention. Internal to common/cost/*_bytes.cc; the moments follow worker/model/moe_block.cc.
 //
 // They do not depend on which experts rows choose, but for what is upcast of one expert's rows in a bf16 run: there all
-// rows may choose the same one, and that is counted.
+// rows may choose the same one, and that is counted. Where ranks have experts of their own, all rows may choose those
+// of one rank: see common/cost/expert_rows.h.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ std::vector<ModelShard> StageShards(const ModelConfig& model, const v1::Mesh& me
   std::vector<ModelShard> shards;
   for (int64_t s = 0; s < pp; ++s) {
     const auto at = static_cast<size_t>(s);
-    const ShardPlace place = {.tp_rank = tp - 1, .tp_size = tp, .pp_rank = s, .pp_size = pp};
+    const ShardPlace place = {.tp_rank = tp - 1, .tp_size = tp, .pp_rank = s, .pp_size = pp, .ep_size = EpSize(mesh)};
     shards.push_back({model, place, begins[at], begins[at + 1]});
   }
   return shards;
@@ -39,8 +39,10 @@ ByteShape RankShape(const ModelConfig& model, const v1::RunConfig& run) {
   shape.tp = TpSize(run.mesh());
   shape.cp = CpSize(run.mesh());
   if (shape.tp > 1) {
-    const ModelShard all_layers = {
-        model, {.tp_rank = shape.tp - 1, .tp_size = shape.tp}, /*layer_begin=*/0, /*layer_end=*/model.num_layers};
+    const ModelShard all_layers = {model,
+                                   {.tp_rank = shape.tp - 1, .tp_size = shape.tp, .ep_size = EpSize(run.mesh())},
+                                   /*layer_begin=*/0,
+                                   /*layer_end=*/model.num_layers};
     shape.config = all_layers.LocalConfig();
     shape.config.vocab_size = DivideUp(model.vocab_size, shape.tp);
   }

@@ -7,6 +7,7 @@
 
 #include "common/base/round_up.h"
 #include "common/cost/byte_shape.h"
+#include "common/cost/expert_rows.h"
 #include "common/cost/tape_policy.h"
 #include "stemma/v1/plan.pb.h"
 
@@ -36,8 +37,7 @@ struct TensorBytes {
   int64_t normed;     // rows of all ranks, as blocks read them, padded
   int64_t product;    // of the width of the model: all rows, of which the rank has a part of the sum
   int64_t q, kv, gradient_kv;
-  int64_t ffn;       // with experts, of all assignments of rows to experts, as `routed` is
-  int64_t routed;    // with experts: as wide as the model, a row for each assignment; else 0
+  int64_t ffn;       // with experts, of as many assignments of rows to them as are kept
   int64_t routing;   // who goes to which expert, and the weights, as they are kept; 0 without experts
   int64_t attended;  // the output of attention and its log-sum-exp
   // With QK-norm: what comes before it, kept with its statistics; those alone.
@@ -60,8 +60,7 @@ inline TensorBytes::TensorBytes(const ByteShape& s, int64_t num_rows, int64_t ro
       q(rows * s.run_bytes * s.config.q_size()),
       kv(rows * s.run_bytes * 2 * s.config.kv_size()),
       gradient_kv(rows * s.accumulate_bytes * 2 * s.config.kv_size()),
-      ffn(rows * s.run_bytes * s.config.mlps_per_token() * s.config.ffn_size),
-      routed(s.config.experts ? rows * s.run_bytes * s.config.experts->per_token * s.config.hidden_size : 0),
+      ffn((s.config.experts ? KeptAssignments(*s.config.experts, rows) : rows) * s.run_bytes * s.config.ffn_size),
       routing(s.config.experts ? rows * RoutingRowBytes(*s.config.experts, s.accumulate_bytes) : 0),
       attended(q + rows * s.accumulate_bytes * s.config.num_heads),
       qk_statistics(s.config.qk_norm ? rows * s.accumulate_bytes * (s.config.num_heads + s.config.num_kv_heads) : 0),

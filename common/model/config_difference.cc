@@ -28,7 +28,7 @@ constexpr const char* kNames[] = {"model_type",
                                   "num_experts_per_tok",
                                   "norm_topk_prob"};
 
-// They bind every member: with one more they do not compile.
+// They bind every member: with one more they do not compile. `ep` is of what a rank has, and no model's.
 auto ScalingFields(const std::optional<Llama3RopeScaling>& scaling) {
   const auto& [factor, low_freq_factor, high_freq_factor, original] = scaling.value_or(Llama3RopeScaling{});
   return std::tuple(scaling.has_value(), factor, low_freq_factor, high_freq_factor, original);
@@ -37,7 +37,7 @@ auto ScalingFields(const std::optional<Llama3RopeScaling>& scaling) {
 auto Fields(const ModelConfig& config) {
   const auto& [model_type, vocab, hidden, layers, heads, kv_heads, head, ffn, positions, eps, theta, scaling, tied,
                qkv_bias, qk_norm, experts] = config;
-  const auto& [count, per_token, weights_sum_to_one] = experts.value_or(Experts{0, 0, false});
+  const auto& [count, per_token, weights_sum_to_one, ep] = experts.value_or(Experts{0, 0, false});
   return std::tuple(model_type, vocab, hidden, layers, heads, kv_heads, head, ffn, positions, eps, theta,
                     ScalingFields(scaling), tied, qkv_bias, qk_norm, count, per_token, weights_sum_to_one);
 }

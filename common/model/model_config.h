@@ -30,6 +30,11 @@ struct Experts {
   int64_t per_token = 2;  // k
   // The weights of a token's experts are their probabilities divided by their sum; else the probabilities themselves.
   bool weights_sum_to_one = true;
+  // Into how many parts they are divided, of which a rank has one: of ModelShard::LocalConfig(). 1: it has all.
+  int64_t ep = 1;
+
+  // Returns how many a rank has.
+  int64_t held() const { return count / ep; }
   bool operator==(const Experts&) const = default;
 };
 
@@ -57,8 +62,10 @@ struct ModelConfig {
 
   int64_t q_size() const { return num_heads * head_size; }
   int64_t kv_size() const { return num_kv_heads * head_size; }
-  // Returns how many of a layer's MLPs a token passes.
-  int64_t mlps_per_token() const { return experts ? experts->per_token : 1; }
+  // Returns how many of the layer's MLPs that are here a token passes on average.
+  double mlps_per_token() const {
+    return experts ? static_cast<double>(experts->per_token) / static_cast<double>(experts->ep) : 1;
+  }
   int64_t num_parameters() const;
 };
 

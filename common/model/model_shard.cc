@@ -36,21 +36,27 @@ bool IsOnStage(const TensorSpec& tensor, const ModelShard& shard) {
 
 int64_t ModelShard::kv_replicas() const { return std::max<int64_t>(place.tp_size / config.num_kv_heads, 1); }
 
+int64_t ModelShard::expert_begin() const {
+  return place.tp_rank / ranks_of_expert() * (config.experts.value().count / place.ep_size);
+}
+
 ModelConfig ModelShard::LocalConfig() const {
   ModelConfig local = config;
   local.num_layers = layer_end - layer_begin;
   local.num_heads /= place.tp_size;
   local.num_kv_heads = std::max<int64_t>(config.num_kv_heads / place.tp_size, 1);
-  local.ffn_size /= place.tp_size;
+  local.ffn_size /= ranks_of_expert();
+  if (local.experts) local.experts->ep = place.ep_size;
   return local;
 }
 
 absl::StatusOr<ModelShard> MakeModelShard(const ModelConfig& config, const ShardPlace& place) {
   for (const absl::Status& status :
-       {CheckAxis("tp", place.tp_rank, place.tp_size), CheckAxis("pp", place.pp_rank, place.pp_size)}) {
+       {CheckAxis("tp", place.tp_rank, place.tp_size), CheckAxis("pp", place.pp_rank, place.pp_size),
+        CheckAxis("ep", 0, place.ep_size)}) {
     if (!status.ok()) return status;
   }
-  if (const auto problems = TensorParallelProblems(config, place.tp_size); !problems.empty()) {
+  if (const auto problems = TensorParallelProblems(config, place.tp_size, place.ep_size); !problems.empty()) {
     return absl::InvalidArgumentError(absl::StrJoin(problems, "; "));
   }
   if (const auto problems = PipelineProblems(config, place.pp_size); !problems.empty()) {
@@ -65,7 +71,13 @@ std::optional<TensorBox> BoxOf(const TensorSpec& tensor, const ModelShard& shard
   if (!IsOnStage(tensor, shard)) return std::nullopt;
   const bool is_vector = tensor.shape.size() == 1;
   TensorBox box{0, tensor.shape[0], 0, is_vector ? 1 : tensor.shape[1]};
-  const auto [rank, ranks] = std::pair(shard.place.tp_rank, shard.place.tp_size);
+  int64_t rank = shard.place.tp_rank, ranks = shard.place.tp_size;
+  if (tensor.expert >= 0) {
+    const int64_t first = shard.expert_begin(), held = shard.config.experts->count / shard.place.ep_size;
+    if (tensor.expert < first || tensor.expert >= first + held) return std::nullopt;
+    ranks = shard.ranks_of_expert();
+    rank %= ranks;
+  }
   switch (tensor.cut) {
     case TensorCut::kReplicated:
       break;
@@ -105,7 +117,12 @@ std::vector<LocalTensor> LocalOf(std::vector<TensorSpec> specs, const ModelShard
 std::vector<LocalTensor> LocalTensors(const ModelShard& shard) { return LocalOf(ModelTensors(shard.config), shard); }
 
 std::vector<LocalTensor> LocalTensorsOfOneExpert(const ModelShard& shard) {
-  return LocalOf(TensorsOfOneExpert(shard.config), shard);
+  const int64_t expert = shard.config.experts ? shard.expert_begin() : 0;
+  std::vector<TensorSpec> specs = TensorsOfOneExpert(shard.config, expert);
+  for (TensorSpec& spec : specs) {
+    if (spec.expert >= 0) spec.copies /= shard.place.ep_size;
+  }
+  return LocalOf(std::move(specs), shard);
 }
 
 Placement PlacementOf(const TensorSpec& tensor, const ModelShard& shard) {

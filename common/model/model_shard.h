@@ -2,7 +2,8 @@
 // and torch-free; the cuts themselves are columns of the table of tensors (common/model/model_tensors.h).
 //
 // Weights are made and loaded by these boxes, and the gradient norm counts by them. With one rank every box is the
-// whole tensor. Tensor parallelism cuts within layers, pipeline parallelism between them; the other axes hold copies.
+// whole tensor. Tensor parallelism cuts within layers, expert parallelism deals whole experts to its ranks, pipeline
+// parallelism cuts between layers; the other axes hold copies.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,7 @@ namespace stemma {
 struct ShardPlace {
   int64_t tp_rank = 0, tp_size = 1;
   int64_t pp_rank = 0, pp_size = 1;
+  int64_t ep_size = 1;  // sets of neighbouring tp ranks, each of which has some of the experts
 };
 
 struct ModelShard {
@@ -30,10 +32,15 @@ struct ModelShard {
   // every rank has K/V heads that no other has.
   int64_t kv_replicas() const;
 
+  // Returns how many neighbouring tensor-parallel ranks share the columns of one expert, as its set does.
+  int64_t ranks_of_expert() const { return place.tp_size / place.ep_size; }
+  // Returns the first of a layer's experts that this rank has columns of. REQUIRES: the model has experts.
+  int64_t expert_begin() const;
+
   bool is_first() const { return layer_begin == 0; }
   bool is_last() const { return layer_end == config.num_layers; }
-  // Returns what the layers of this rank compute with: its heads, its FFN columns, its layers. The vocabulary stays
-  // whole: token ids are of the model.
+  // Returns what the layers of this rank compute with: its heads, its FFN columns, its experts, its layers. The
+  // vocabulary and the router stay whole: token ids and numbers of experts are of the model.
   ModelConfig LocalConfig() const;
 };
 

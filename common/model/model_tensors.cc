@@ -112,7 +112,8 @@ TensorSpec MakeSpec(const Row& row, int64_t layer, int64_t expert, const ModelCo
                   .role = row.role,
                   .layer = layer,
                   .kind = row.kind,
-                  .cut = row.cut};
+                  .cut = row.cut,
+                  .expert = IsOfAnExpert(row) ? expert : -1};
   if (!row.columns.empty()) spec.shape.push_back(SizeOf(row.columns, config));
   return spec;
 }
@@ -129,18 +130,17 @@ Rows TakeAlike(Rows& rows, bool (*property)(const Row&)) {
 }
 
 int64_t RepeatsOf(const Row& row, const ModelConfig& config) {
-  return IsOfAnExpert(row) && config.experts ? config.experts->count : 1;
+  return IsOfAnExpert(row) && config.experts ? config.experts->held() : 1;
 }
 
-enum class ExpertsListed { kAll, kOne };
-
-// Appends the tensors of one layer, or of none.
-void AddTensors(Rows rows, int64_t layer, const ModelConfig& config, ExpertsListed listed,
+// Appends the tensors of one layer, or of none; of experts those of all, or of the one that is given.
+void AddTensors(Rows rows, int64_t layer, const ModelConfig& config, std::optional<int64_t> one_expert,
                 std::vector<TensorSpec>& tensors) {
   while (!rows.empty()) {
     const Rows alike = TakeAlike(rows, &IsOfAnExpert);
-    const int64_t repeats = RepeatsOf(alike.front(), config), copies = listed == ExpertsListed::kOne ? repeats : 1;
-    for (int64_t expert = 0; expert < repeats / copies; ++expert) {
+    const int64_t repeats = RepeatsOf(alike.front(), config), copies = one_expert ? repeats : 1;
+    const int64_t first = one_expert.value_or(0);
+    for (int64_t expert = first; expert < first + repeats / copies; ++expert) {
       for (const Row& row : alike) {
         if (!row.is_in(config)) continue;
         tensors.push_back(MakeSpec(row, layer, expert, config));
@@ -150,15 +150,15 @@ void AddTensors(Rows rows, int64_t layer, const ModelConfig& config, ExpertsList
   }
 }
 
-std::vector<TensorSpec> ListTensors(const ModelConfig& config, ExpertsListed listed) {
+std::vector<TensorSpec> ListTensors(const ModelConfig& config, std::optional<int64_t> one_expert) {
   std::vector<TensorSpec> tensors;
   for (Rows rows = kRows; !rows.empty();) {
     const Rows alike = TakeAlike(rows, &IsOfALayer);
     if (!IsOfALayer(alike.front())) {
-      AddTensors(alike, /*layer=*/-1, config, listed, tensors);
+      AddTensors(alike, /*layer=*/-1, config, one_expert, tensors);
       continue;
     }
-    for (int64_t layer = 0; layer < config.num_layers; ++layer) AddTensors(alike, layer, config, listed, tensors);
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) AddTensors(alike, layer, config, one_expert, tensors);
   }
   return tensors;
 }
@@ -167,10 +167,10 @@ std::vector<TensorSpec> ListTensors(const ModelConfig& config, ExpertsListed lis
 
 std::string_view TensorRoleName(TensorRole role) { return kRoleNames[static_cast<size_t>(role)]; }
 
-std::vector<TensorSpec> ModelTensors(const ModelConfig& config) { return ListTensors(config, ExpertsListed::kAll); }
+std::vector<TensorSpec> ModelTensors(const ModelConfig& config) { return ListTensors(config, std::nullopt); }
 
-std::vector<TensorSpec> TensorsOfOneExpert(const ModelConfig& config) {
-  return ListTensors(config, ExpertsListed::kOne);
+std::vector<TensorSpec> TensorsOfOneExpert(const ModelConfig& config, int64_t expert) {
+  return ListTensors(config, expert);
 }
 
 std::optional<TensorSpec> TiedHead(const ModelConfig& config) {

@@ -58,15 +58,16 @@ struct TensorSpec {
   int64_t layer = -1;  // -1: outside of the layers
   TensorKind kind = TensorKind::kMatrix;
   TensorCut cut = TensorCut::kReplicated;
-  int64_t copies = 1;  // of TensorsOfOneExpert: how many experts of the layer have one like it
+  int64_t expert = -1;  // -1: of none
+  int64_t copies = 1;   // of TensorsOfOneExpert: how many experts of the layer have one like it
 };
 
 // Every tensor that a checkpoint of this model holds, in Hugging Face's module order. Tied: no lm_head.weight.
 std::vector<TensorSpec> ModelTensors(const ModelConfig& config);
 
-// The same with the first expert's tensors in the place of those of all experts of a layer, which are alike: for sums
-// over tensors, of which 128 experts have 384 in each layer.
-std::vector<TensorSpec> TensorsOfOneExpert(const ModelConfig& config);
+// The same with one expert's tensors in the place of those of all experts of a layer, which are alike: for sums over
+// tensors, of which 128 experts have 384 in each layer.
+std::vector<TensorSpec> TensorsOfOneExpert(const ModelConfig& config, int64_t expert = 0);
 
 // The head of a tied model: some checkpoints store the embedding a second time under its name. Absent for a model that
 // is not tied.

@@ -11,7 +11,7 @@ namespace {
 // Weights that a row is multiplied with.
 double LayerWeights(const ModelConfig& c) {
   const auto heads = static_cast<double>((2 * c.num_heads + 2 * c.num_kv_heads) * c.head_size);
-  const auto ffn = static_cast<double>(c.mlps_per_token() * c.ffn_size);
+  const double ffn = c.mlps_per_token() * static_cast<double>(c.ffn_size);
   const double router = c.experts ? static_cast<double>(c.experts->count) : 0;
   return static_cast<double>(c.hidden_size) * (heads + 3 * ffn + router);
 }

@@ -119,8 +119,9 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--wave-suffixes", flags.wave_suffixes, "forces so many suffixes per wave")
       ->check(Whole(0, UINT32_MAX), "");
   AddMemoryFlags(app, flags);
-  app.add_option("--mesh", flags.mesh,
-                 "how many ranks each axis has, e.g. dp=2,tp=2; each is a worker (default: one rank)");
+  app.add_option(
+      "--mesh", flags.mesh,
+      "how many ranks each axis has, e.g. dp=2,tp=2; each is a worker (default: one rank); ep deals experts");
   app.add_option("--split-groups", flags.split_groups,
                  "whether several ranks may share one group's rollouts: auto (where that is faster), on, off")
       ->check(OneOf(KeysOf(kSplits)), "");

@@ -67,6 +67,7 @@ std::string CalibrationKey(const ModelConfig& model, const v1::RunConfig& run, c
                       run.mesh().pp() > 1 ? absl::StrCat(", pp ", run.mesh().pp()) : "",
                       run.mesh().cp() > 1 ? absl::StrCat(", cp ", run.mesh().cp()) : "",
                       run.mesh().tp() > 1 ? absl::StrCat(", tp ", run.mesh().tp()) : "",
+                      run.mesh().ep() > 1 ? absl::StrCat(", ep ", run.mesh().ep()) : "",
                       run.optimizer_residency() == v1::HOST ? ", optimizer states in host memory" : "");
 }
 

@@ -2,12 +2,13 @@
 seconds of an update, in turns, and what the two exchange inside of the layers. They are tensor- or context-parallel, these also
 with sharded parameters, or stages of a pipeline.
 
-    third_party/venv/bin/python tests/bench/copy_bench.py --build build/release [--rounds 5]
+    third_party/venv/bin/python tests/bench/copy_bench.py --build build/release [--rounds 5] [--experts]
 
 Part of `make bench`. The servers that are compared are there all the time, and the one that is not asked waits."""
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import pathlib
 import statistics
@@ -31,18 +32,21 @@ WAYS = {ALONE: ("threads: 2", None), "tp=2": ("mesh: {tp: 2}\nthreads: 1", "tens
         "pp=2": ("mesh: {pp: 2}\nthreads: 1", "pipeline"),
         "cp=2, sharded, sweep": (SHARDED + "reduce_gradients: sweep", "parameters"),
         "cp=2, sharded, step": (SHARDED + "reduce_gradients: step", "parameters")}
+# For a mixture of experts: a rank has columns of each, or whole ones.
+WAYS_OF_EXPERTS = {ALONE: WAYS[ALONE], "tp=2": WAYS["tp=2"],
+                   "tp=2,ep=2": ("mesh: {tp: 2, ep: 2}\nthreads: 1", "tensor_parallel")}
 # One group: what data parallelism could only split, and these divide as any other. One rollout: cp cuts its rows.
 CASES = (Case("1 × 512/1536/1", ((512, 1536, 1),)), Case("1 × 1024/256/8", ((1024, 256, 8),)), Case("1 × 2048/128/16", ((2048, 128, 16),)),
          Case("4 × 512/512/4", ((512, 512, 4),) * 4))
 
 
-def measure(build, directory, rounds, cases=CASES):
+def measure(build, directory, rounds, cases=CASES, ways=WAYS):
     """{case: {way: [metrics of each round]}}"""
     binary, result = pathlib.Path(build) / "bin" / "stemma", {}
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         clients = {}
-        for number, (way, (keys, _)) in enumerate(WAYS.items()):
+        for number, (way, (keys, _)) in enumerate(ways.items()):
             config = folder / f"{number}.yaml"
             config.write_text(f"model: {directory}\n{keys}\n")
             server = stack.enter_context(stemma.LocalServer(directory, binary=binary, config=config))
@@ -53,12 +57,12 @@ def measure(build, directory, rounds, cases=CASES):
     return result
 
 
-def table(result):
+def table(result, ways=WAYS):
     yield ("| groups × P/R/N | two ranks | one worker s | two ranks s | speed of one | phases s | in exchanges s | sent by both MB "
            "| peak MB of a rank | state MB of a rank |")
     yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     for name, times in result.items():
-        for way, (_, axis) in WAYS.items():
+        for way, (_, axis) in ways.items():
             if axis is not None:
                 yield row(name, way, axis, times[ALONE], times[way])
 
@@ -88,12 +92,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default=str(ROOT / "build" / "release"))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--experts", action="store_true", help="of a mixture of experts, with columns of each or whole ones a rank")
     arguments = parser.parse_args()
     from oracle import models  # brings torch
 
     with tempfile.TemporaryDirectory() as scratch:
-        directory = models.make(os.path.join(scratch, "model"), shapes.SPEC)
-        print("\n".join(table(measure(arguments.build, directory, arguments.rounds))))
+        spec, ways = shapes.SPEC, WAYS
+        if arguments.experts:  # as many columns for each row as the other has
+            spec, ways = dataclasses.replace(spec, family="qwen3_moe", ffn=spec.ffn // 4, experts=16, per_token=4), WAYS_OF_EXPERTS
+        directory = models.make(os.path.join(scratch, "model"), spec)
+        print("\n".join(table(measure(arguments.build, directory, arguments.rounds, CASES, ways), ways)))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,10 @@ def draw_mesh(rng, spec):
     meshes = [{"dp": dp, "pp": pp, "cp": cp, "tp": tp}
               for dp in range(1, RANKS_MAX + 1) for pp in range(1, spec.layers + 1) for cp in range(1, RANKS_MAX + 1)
               for tp in _tp_sizes(spec) if dp * pp * cp * tp <= RANKS_MAX]
-    return rng.choice(meshes)
+    mesh = rng.choice(meshes)
+    if spec.family == "qwen3_moe" and mesh["tp"] > 1:
+        mesh["ep"] = rng.choice([ep for ep in range(1, mesh["tp"] + 1) if mesh["tp"] % ep == 0 and spec.experts % ep == 0])
+    return mesh
 
 
 def draw_keys(rng):

@@ -42,11 +42,11 @@ class Spec:
     sum_to_one: bool = True
 
 
-def drawn_experts(rng, family):
-    """Fields of a Spec: few experts or many, also one alone and all of them for each token."""
+def drawn_experts(rng, family, sets=1):
+    """Fields of a Spec: few experts or many, also one alone and all of them for each token. `sets` of ranks have as many each."""
     if family != "qwen3_moe":
         return {}
-    experts = rng.choice([1, 2, 3, 5, 8, 13])
+    experts = sets * rng.choice([1, 2, 3, 5] if sets > 1 else [1, 2, 3, 5, 8, 13])
     return {"experts": experts, "per_token": rng.randint(1, min(experts, 4)), "sum_to_one": rng.random() < 0.5}
 
 

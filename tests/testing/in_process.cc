@@ -86,6 +86,8 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   const size_t ranks = options.lone_rank ? 1 : NumRanks(mesh);
   CHECK(ranks == 1 || copies == nullptr) << "a copy engine of its own is one rank's";
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(options.run.model()));
+  const ShardPlace place = {.tp_size = TpSize(mesh), .ep_size = EpSize(mesh)};
+  ASSIGN_OR_RETURN(const ModelShard shard, MakeModelShard(directory.config, place));
   InProcessOptions divided = options;
   ASSIGN_OR_RETURN(divided.run,
                    DivideMemory(directory.config, {.device_free_bytes = options.machine_bytes}, options.run));
@@ -96,10 +98,10 @@ absl::StatusOr<std::unique_ptr<InProcess>> InProcess::Create(const InProcessOpti
   configure.set_data_directory(options.data_directory);
   configure.set_checkpoint(options.checkpoint);
   configure.set_step(options.step);
-  ASSIGN_OR_RETURN(const ModelShard shard, MakeModelShard(directory.config, {.tp_size = TpSize(mesh)}));
   std::vector<MeshRanks> mesh_ranks;
   if (options.lone_rank) {
-    mesh_ranks.push_back(MakeLoneRank(mesh, shard.kv_replicas(), options.lone_cp_rank, options.lone_pp_rank));
+    mesh_ranks.push_back(
+        MakeLoneRank(mesh, shard.kv_replicas(), options.lone_cp_rank, options.lone_pp_rank, options.lone_tp_rank));
   } else {
     mesh_ranks = MakeThreadMesh(mesh, shard.kv_replicas(), kRankWaitsAtMost);
   }

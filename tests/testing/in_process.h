@@ -50,6 +50,7 @@ struct InProcessOptions {
   // One rank of the mesh's pp, cp and tp axes is made, which hears no other: tests/testing/lone_rank.h.
   bool lone_rank = false;
   int lone_cp_rank = 0, lone_pp_rank = 0;
+  int lone_tp_rank = -1;  // -1: the last
   // Adds to the first token of each rank's part of the vocabulary.
   int64_t vocabulary_shift = 0;
   // Makes what a rank's layers exchange, with a known mistake.

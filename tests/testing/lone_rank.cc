@@ -56,10 +56,10 @@ std::unique_ptr<worker::Communicator> MakeAxis(const std::string& axis, int64_t 
 
 }  // namespace
 
-worker::MeshRanks MakeLoneRank(const v1::Mesh& mesh, int64_t kv_replicas, int cp_rank, int pp_rank) {
-  const int64_t cp = CpSize(mesh), tp = TpSize(mesh);
-  return {MakeAxis("dp", cp_rank, DpSize(mesh) * cp), MakeAxis("cp", cp_rank, cp), MakeAxis("tp", tp - 1, tp),
-          MakeAxis("kv", kv_replicas - 1, kv_replicas), MakeAxis("pp", pp_rank, PpSize(mesh))};
+worker::MeshRanks MakeLoneRank(const v1::Mesh& mesh, int64_t kv_replicas, int cp_rank, int pp_rank, int tp_rank) {
+  const int64_t cp = CpSize(mesh), tp = TpSize(mesh), of_tp = tp_rank < 0 ? tp - 1 : tp_rank;
+  return {MakeAxis("dp", cp_rank, DpSize(mesh) * cp), MakeAxis("cp", cp_rank, cp), MakeAxis("tp", of_tp, tp),
+          MakeAxis("kv", of_tp % kv_replicas, kv_replicas), MakeAxis("pp", pp_rank, PpSize(mesh))};
 }
 
 }  // namespace stemma::testing

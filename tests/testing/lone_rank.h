@@ -8,9 +8,10 @@
 
 namespace stemma::testing {
 
-// The last rank of the mesh's tp axis, which has no fewer tokens of the vocabulary than another, and the rank
-// `cp_rank` of cp and `pp_rank` of pp, in the first copy. Its collectives take the scratch that those of
-// worker/parallel/c10d_communicator.h take over Gloo. `kv_replicas`: ModelShard::kv_replicas().
-worker::MeshRanks MakeLoneRank(const v1::Mesh& mesh, int64_t kv_replicas, int cp_rank = 0, int pp_rank = 0);
+// A rank of the mesh's first copy. -1 of tp: the last one, which has no fewer tokens of the vocabulary than another.
+// Its collectives take the scratch that those of worker/parallel/c10d_communicator.h take over Gloo. `kv_replicas`:
+// ModelShard::kv_replicas().
+worker::MeshRanks MakeLoneRank(const v1::Mesh& mesh, int64_t kv_replicas, int cp_rank = 0, int pp_rank = 0,
+                               int tp_rank = -1);
 
 }  // namespace stemma::testing

@@ -53,8 +53,8 @@ absl::StatusOr<std::unique_ptr<ModelEngine>> ModelEngine::Create(const internal:
   ASSIGN_OR_RETURN(ModelDirectory directory, OpenModelDirectory(configure.config().model()));
   ASSIGN_OR_RETURN(const at::ScalarType dtype, ParseRunDtype(configure.config().dtype()));
   const Communicator &tp = *parts.ranks.tp, &pp = *parts.ranks.pp;
-  ASSIGN_OR_RETURN(const ModelShard shard,
-                   MakeModelShard(directory.config, {tp.rank(), tp.size(), pp.rank(), pp.size()}));
+  ASSIGN_OR_RETURN(const ModelShard shard, MakeModelShard(directory.config, {tp.rank(), tp.size(), pp.rank(), pp.size(),
+                                                                             EpSize(configure.config().mesh())}));
   if (parts.page_lock == nullptr && backend.make_page_lock != nullptr) parts.page_lock = backend.make_page_lock();
   Weights weights;
   RETURN_IF_ERROR(CatchExceptions([&]() -> absl::Status {

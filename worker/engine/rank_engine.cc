@@ -28,12 +28,13 @@
 namespace stemma::worker {
 namespace {
 
-// Returns which heads, columns and tokens of the model this rank has.
+// Returns which heads, columns, experts and tokens of the model this rank has.
 absl::StatusOr<ModelShard> ShardOf(const internal::v1::Configure& configure) {
   ASSIGN_OR_RETURN(const ModelDirectory directory, OpenModelDirectory(configure.config().model()));
   const v1::Mesh& mesh = configure.config().mesh();
   return MakeModelShard(directory.config, {.tp_rank = PlaceOf(mesh, configure.rank()).tp_rank,
-                                           .tp_size = static_cast<int64_t>(TpSize(mesh))});
+                                           .tp_size = static_cast<int64_t>(TpSize(mesh)),
+                                           .ep_size = EpSize(mesh)});
 }
 
 // How many ranks hold the same K/V heads is the model's to say, where ranks share its heads at all.

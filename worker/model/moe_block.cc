@@ -4,8 +4,10 @@
 #include <ATen/ops/sum.h>
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "common/cost/expert_rows.h"
 #include "worker/ops/grouped_linear.h"
 #include "worker/ops/linear.h"
 #include "worker/ops/norm.h"
@@ -19,6 +21,7 @@ MoeBlock::MoeBlock(const LayerContext& context, int64_t layer, int64_t rows)
       rows_(rows),
       rms_norm_eps_(context.weights->config.rms_norm_eps),
       experts_(context.weights->config.experts.value()),
+      here_{context.weights->shard.expert_begin(), experts_.held()},
       p_(*context.weights, layer) {}
 
 void MoeBlock::Norm(MlpTape& tape) const {
@@ -32,6 +35,8 @@ void MoeBlock::Route(MlpTape& tape) const {
   logits_TX = tp_.GatherRows(logits_TX, rows_);
   tape.routing = RouteForward(std::move(logits_TX), experts_);
 }
+
+Dispatch MoeBlock::DispatchOf(const MlpTape& tape) const { return MakeDispatch(tape.routing.experts_TU, here_); }
 
 void MoeBlock::GateUp(const Dispatch& dispatch, MlpTape& tape) const {
   tape.gate_up_AJ =
@@ -47,16 +52,19 @@ at::Tensor MoeBlock::Forward(at::Tensor x_TD, v1::TapePolicy policy, MlpTape& ta
   tape.x_TD = std::move(x_TD);
   Norm(tape);
   Route(tape);
-  const Dispatch dispatch = MakeDispatch(tape.routing.experts_TU, experts_.count);
+  const Dispatch dispatch = DispatchOf(tape);
+  // Where there are more assignments than are kept, the backward makes the products again.
+  const bool keeps = dispatch.assignments() <= KeptAssignments(experts_, rows_);
+  const v1::TapePolicy of_products = keeps ? policy : std::max(policy, v1::S2);
   GateUp(dispatch, tape);
   DropUnlessKept(tape, TapeTensor::kNormed, policy);
   tape.act_AF = SwigluForward(backend_, tape.gate_up_AJ);
-  DropUnlessKept(tape, TapeTensor::kGateUp, policy);
+  DropUnlessKept(tape, TapeTensor::kGateUp, of_products);
   at::Tensor weighted_AF = tape.act_AF * WeightsFor(dispatch, tape);
-  DropUnlessKept(tape, TapeTensor::kActivation, policy);
-  at::Tensor y_AD = GroupedLinearForward(weighted_AF, ByExpert(p_.down().weight), dispatch.ends);
+  DropUnlessKept(tape, TapeTensor::kActivation, of_products);
+  at::Tensor y_AD = GroupedLinearForward(weighted_AF, ByExpert(p_.down().weight), dispatch.ends, dispatch.zero_rows());
   weighted_AF.reset();
-  at::Tensor sum_TD = SumOfExperts(y_AD, dispatch, experts_.per_token);
+  at::Tensor sum_TD = SumOfExperts(y_AD, dispatch);
   y_AD.reset();
   at::Tensor y_TD = tp_.SumRows(sum_TD) + tape.x_TD;
   for (const TapeTensor name : {TapeTensor::kRouting, TapeTensor::kResidual, TapeTensor::kStatistic}) {
@@ -68,7 +76,7 @@ at::Tensor MoeBlock::Forward(at::Tensor x_TD, v1::TapePolicy policy, MlpTape& ta
 Dispatch MoeBlock::Restore(MlpTape& tape) const {
   if (!tape.h_TD.defined()) Norm(tape);
   CHECK(tape.routing.experts_TU.defined()) << "a choice is kept as long as the input is";
-  Dispatch dispatch = MakeDispatch(tape.routing.experts_TU, experts_.count);
+  Dispatch dispatch = DispatchOf(tape);
   if (!tape.gate_up_AJ.defined()) GateUp(dispatch, tape);
   if (!tape.act_AF.defined()) tape.act_AF = SwigluForward(backend_, tape.gate_up_AJ);
   return dispatch;
@@ -83,8 +91,8 @@ at::Tensor MoeBlock::BackwardOfDown(const at::Tensor& dsum_TD, const Dispatch& d
   at::Tensor dact_AF = GroupedLinearBackwardInput(dy_AD, ByExpert(p_.down().weight), dispatch.ends);
   dy_AD.reset();
   tape.act_AF.mul_(dact_AF);  // a kept activation is read here for the last time
-  dweights_TU = FromExperts(at::sum(tape.act_AF, {1}, /*keepdim=*/false, tape.routing.weights_TU.scalar_type()),
-                            dispatch, experts_.per_token);
+  dweights_TU =
+      FromExperts(at::sum(tape.act_AF, {1}, /*keepdim=*/false, tape.routing.weights_TU.scalar_type()), dispatch);
   tape.act_AF.reset();
   dact_AF.mul_(weights_A1);
   at::Tensor dgate_up_AJ = SwigluBackward(backend_, dact_AF, tape.gate_up_AJ);
@@ -108,9 +116,10 @@ at::Tensor MoeBlock::Backward(at::Tensor dy_TD, MlpTape tape) const {
   dsum_TD.reset();
   GroupedLinearBackwardWeight(backend_, dgate_up_AJ, RowsForExperts(tape.h_TD, dispatch), ByExpert(p_.gate_up().grad),
                               dispatch.ends);
-  at::Tensor dx_AD = GroupedLinearBackwardInput(dgate_up_AJ, ByExpert(p_.gate_up().weight), dispatch.ends);
+  at::Tensor dx_AD =
+      GroupedLinearBackwardInput(dgate_up_AJ, ByExpert(p_.gate_up().weight), dispatch.ends, dispatch.zero_rows());
   dgate_up_AJ.reset();
-  at::Tensor dpartial_TD = SumOfExperts(dx_AD, dispatch, experts_.per_token);
+  at::Tensor dpartial_TD = SumOfExperts(dx_AD, dispatch);
   dx_AD.reset();
   at::Tensor dh_TD = tp_.SumRows(dpartial_TD);
   dpartial_TD.reset();

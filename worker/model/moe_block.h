@@ -3,10 +3,11 @@
 //
 // As worker/model/mlp_block.h, in whose place it stands. A weight w_u is multiplied in before the down product, which
 // is linear: so its gradient needs no expert's output. Of several tensor-parallel ranks each has some columns of every
-// expert, and the whole router, which it multiplies with its own rows; the products are gathered, so that all ranks
-// have the same bits and send a row to the same experts. What a rank's columns give to the gradient of the router's
-// products is one part of a sum over the ranks. The choice is made once: the tape keeps it under every policy that
-// keeps the layer's input, so that a backward which recomputes can never train other experts.
+// expert, or of some experts, and the whole router, which it multiplies with its own rows; the products are gathered,
+// so that all ranks have the same bits and send a row to the same experts. All ranks have all rows: each computes what
+// its columns of its experts give, and a sum over the ranks puts it together, as it does what they give to the gradient
+// of the router's products. The choice is made once: the tape keeps it under every policy that keeps the layer's input,
+// so that a backward which recomputes can never train other experts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,6 +34,7 @@ class MoeBlock {
  private:
   void Norm(MlpTape& tape) const;
   void Route(MlpTape& tape) const;
+  Dispatch DispatchOf(const MlpTape& tape) const;
   void GateUp(const Dispatch& dispatch, MlpTape& tape) const;
   at::Tensor WeightsFor(const Dispatch& dispatch, const MlpTape& tape) const;
   Dispatch Restore(MlpTape& tape) const;
@@ -40,13 +42,14 @@ class MoeBlock {
                             at::Tensor& dweights_TU) const;
   at::Tensor BackwardOfRouter(const at::Tensor& dweights_TU, const at::Tensor& dh_TD, MlpTape& tape) const;
   // Views of parameters by expert.
-  at::Tensor ByExpert(const at::Tensor& rows) const { return rows.view({experts_.count, -1, rows.size(1)}); }
+  at::Tensor ByExpert(const at::Tensor& rows) const { return rows.view({here_.count, -1, rows.size(1)}); }
 
   const Backend& backend_;
   const TensorParallel& tp_;
   const int64_t rows_;
   const double rms_norm_eps_;
   const Experts& experts_;
+  const ExpertRange here_;
   const LayerParameters p_;
 };
 

@@ -25,10 +25,12 @@ void CheckRows(const at::Tensor& rows_AI, const at::Tensor& weight_XOI, const st
   CHECK_EQ(rows_AI.size(0), ends.back());
 }
 
-// Returns each row times its expert's matrix.
-at::Tensor GroupedProduct(const at::Tensor& rows_AI, const at::Tensor& matrix_XIO, const std::vector<int64_t>& ends) {
+// Returns each row times its expert's matrix, then the rows of zeros.
+at::Tensor GroupedProduct(const at::Tensor& rows_AI, const at::Tensor& matrix_XIO, const std::vector<int64_t>& ends,
+                          int64_t zero_rows) {
   CheckRows(rows_AI, matrix_XIO, ends);
-  at::Tensor product_AO = at::empty({rows_AI.size(0), matrix_XIO.size(2)}, rows_AI.options());
+  at::Tensor product_AO = at::empty({rows_AI.size(0) + zero_rows, matrix_XIO.size(2)}, rows_AI.options());
+  if (zero_rows > 0) product_AO.narrow(0, rows_AI.size(0), zero_rows).zero_();
   ForEachExpert(ends, [&](int64_t expert, int64_t begin, int64_t rows) {
     at::Tensor own_TO = product_AO.narrow(0, begin, rows);
     at::mm_out(own_TO, rows_AI.narrow(0, begin, rows), matrix_XIO.select(0, expert));
@@ -38,16 +40,16 @@ at::Tensor GroupedProduct(const at::Tensor& rows_AI, const at::Tensor& matrix_XI
 
 }  // namespace
 
-at::Tensor GroupedLinearForward(const at::Tensor& x_AI, const at::Tensor& weight_XOI,
-                                const std::vector<int64_t>& ends) {
+at::Tensor GroupedLinearForward(const at::Tensor& x_AI, const at::Tensor& weight_XOI, const std::vector<int64_t>& ends,
+                                int64_t zero_rows) {
   RECORD_USER_SCOPE("GroupedLinearForward");
-  return GroupedProduct(x_AI, weight_XOI.transpose(1, 2), ends);
+  return GroupedProduct(x_AI, weight_XOI.transpose(1, 2), ends, zero_rows);
 }
 
 at::Tensor GroupedLinearBackwardInput(const at::Tensor& dy_AO, const at::Tensor& weight_XOI,
-                                      const std::vector<int64_t>& ends) {
+                                      const std::vector<int64_t>& ends, int64_t zero_rows) {
   RECORD_USER_SCOPE("GroupedLinearBackwardInput");
-  return GroupedProduct(dy_AO, weight_XOI, ends);
+  return GroupedProduct(dy_AO, weight_XOI, ends, zero_rows);
 }
 
 void GroupedLinearBackwardWeight(const Backend& backend, const at::Tensor& dy_AO, const at::Tensor& x_AI,

@@ -14,12 +14,13 @@
 
 namespace stemma::worker {
 
-// [A, I] -> [A, O]. `weight_XOI` has an expert for each of `ends`.
-at::Tensor GroupedLinearForward(const at::Tensor& x_AI, const at::Tensor& weight_XOI, const std::vector<int64_t>& ends);
+// [A, I] -> [A, O], and so many rows of zeros after them. `weight_XOI` has an expert for each of `ends`.
+at::Tensor GroupedLinearForward(const at::Tensor& x_AI, const at::Tensor& weight_XOI, const std::vector<int64_t>& ends,
+                                int64_t zero_rows = 0);
 
-// [A, O] -> [A, I].
+// [A, O] -> [A, I], and so many rows of zeros after them.
 at::Tensor GroupedLinearBackwardInput(const at::Tensor& dy_AO, const at::Tensor& weight_XOI,
-                                      const std::vector<int64_t>& ends);
+                                      const std::vector<int64_t>& ends, int64_t zero_rows = 0);
 
 // dweight_XOI[e] += dyᵀ x over the rows of e, as LinearBackwardWeight does.
 void GroupedLinearBackwardWeight(const Backend& backend, const at::Tensor& dy_AO, const at::Tensor& x_AI,

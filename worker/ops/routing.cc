@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
@@ -53,42 +54,58 @@ at::Tensor RouteBackward(const Routing& routing, const at::Tensor& dweights_TU, 
   return dlogits_TX.scatter_(1, routing.experts_TU, direct_TU);
 }
 
-Dispatch MakeDispatch(const at::Tensor& experts_TU, int64_t num_experts) {
-  const int64_t per_token = experts_TU.size(1), assignments = experts_TU.numel();
+Dispatch MakeDispatch(const at::Tensor& experts_TU, const ExpertRange& here) {
+  const int64_t per_token = experts_TU.size(1), choices = experts_TU.numel();
   const at::Tensor host = experts_TU.cpu().contiguous();
   const auto* experts = host.const_data_ptr<int64_t>();
-  std::vector<int64_t> next(static_cast<size_t>(num_experts) + 1);  // place of each expert's next assignment
-  for (int64_t a = 0; a < assignments; ++a) ++next[static_cast<size_t>(experts[a]) + 1];
+  // Calls visit(choice, number of its expert among those here) for each choice of one of them.
+  const auto for_each = [&](const auto& visit) {
+    for (int64_t choice = 0; choice < choices; ++choice) {
+      const int64_t expert = experts[choice] - here.begin;
+      if (expert >= 0 && expert < here.count) visit(choice, static_cast<size_t>(expert));
+    }
+  };
+  std::vector<int64_t> next(static_cast<size_t>(here.count) + 1);  // place of each expert's next assignment
+  for_each([&](int64_t, size_t expert) { ++next[expert + 1]; });
   for (size_t e = 1; e < next.size(); ++e) next[e] += next[e - 1];
-  at::Tensor rows_A = at::empty({assignments}, host.options()), places_A = at::empty_like(rows_A);
+  const int64_t assignments = next.back();
+  at::Tensor rows_A = at::empty({assignments}, host.options()), choices_A = at::empty_like(rows_A);
+  at::Tensor places_TU = at::full_like(host, assignments);
   auto* rows = rows_A.mutable_data_ptr<int64_t>();
-  auto* places = places_A.mutable_data_ptr<int64_t>();
-  for (int64_t a = 0; a < assignments; ++a) {
-    places[a] = next[static_cast<size_t>(experts[a])]++;
-    rows[places[a]] = a / per_token;
-  }
+  auto* choice_of = choices_A.mutable_data_ptr<int64_t>();
+  auto* places = places_TU.mutable_data_ptr<int64_t>();
+  for_each([&](int64_t choice, size_t expert) {
+    const int64_t place = next[expert]++;
+    places[choice] = place;
+    choice_of[place] = choice;
+    rows[place] = choice / per_token;
+  });
   next.pop_back();  // each is where its expert's end now
-  return {rows_A.to(experts_TU.device()), places_A.to(experts_TU.device()), std::move(next)};
+  const at::Device device = experts_TU.device();
+  return {rows_A.to(device), choices_A.to(device), places_TU.to(device), std::move(next)};
 }
 
 at::Tensor RowsForExperts(const at::Tensor& x_TD, const Dispatch& dispatch) {
   return at::index_select(x_TD, 0, dispatch.rows_A);
 }
 
-at::Tensor SumOfExperts(const at::Tensor& y_AD, const Dispatch& dispatch, int64_t per_token) {
+at::Tensor SumOfExperts(const at::Tensor& y_AD, const Dispatch& dispatch) {
   RECORD_USER_SCOPE("SumOfExperts");
-  const at::Tensor places_TU = dispatch.places_A.view({-1, per_token});
+  CHECK_EQ(y_AD.size(0), dispatch.assignments() + dispatch.zero_rows());
+  const at::Tensor& places_TU = dispatch.places_TU;
   at::Tensor sum_TD = ToAccumulate(at::index_select(y_AD, 0, places_TU.select(1, 0)));
-  for (int64_t u = 1; u < per_token; ++u) sum_TD.add_(at::index_select(y_AD, 0, places_TU.select(1, u)));
+  for (int64_t u = 1; u < places_TU.size(1); ++u) sum_TD.add_(at::index_select(y_AD, 0, places_TU.select(1, u)));
   return sum_TD.to(y_AD.scalar_type());
 }
 
 at::Tensor ForExperts(const at::Tensor& values_TU, const Dispatch& dispatch) {
-  return at::empty({values_TU.numel()}, values_TU.options()).index_copy_(0, dispatch.places_A, values_TU.reshape({-1}));
+  return at::index_select(values_TU.reshape({-1}), 0, dispatch.choices_A);
 }
 
-at::Tensor FromExperts(const at::Tensor& values_A, const Dispatch& dispatch, int64_t per_token) {
-  return at::index_select(values_A, 0, dispatch.places_A).view({-1, per_token});
+at::Tensor FromExperts(const at::Tensor& values_A, const Dispatch& dispatch) {
+  at::Tensor values_TU = at::zeros(dispatch.places_TU.sizes(), values_A.options());
+  values_TU.view({-1}).index_copy_(0, dispatch.choices_A, values_A);
+  return values_TU;
 }
 
 }  // namespace stemma::worker

@@ -4,7 +4,7 @@
 // choose once what they would choose in every rollout, and the method stays exact (paper, Appendix B). Of experts that
 // are as probable, those with the lowest numbers are chosen, on every device: in bf16 that decides in one of 20 rows.
 //
-// Shapes: U experts that a row uses, A = T·U assignments of a row to an expert.
+// Shapes: U experts that a row uses, A assignments of a row to an expert that is here: T·U where all are.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,25 +29,36 @@ Routing RouteForward(at::Tensor logits_TX, const Experts& experts);
 // Returns dlogits [T, X], in the accumulate dtype.
 at::Tensor RouteBackward(const Routing& routing, const at::Tensor& dweights_TU, const Experts& experts);
 
-// The assignments in the order of their experts, those of one expert in the order of rows.
+// The experts whose weights are here: all, or where ranks have experts of their own some that follow each other.
+struct ExpertRange {
+  int64_t begin = 0, count = 0;
+};
+
+// The assignments to experts that are here, in the order of the experts, those of one in the order of rows.
 struct Dispatch {
-  at::Tensor rows_A;          // int64: whose each is
-  at::Tensor places_A;        // int64: where the u-th of row t stands among them, at t·U + u
-  std::vector<int64_t> ends;  // of each expert's
+  at::Tensor rows_A;          // int64: whose row each is of
+  at::Tensor choices_A;       // int64: which choice of all rows' it is, t·U + u
+  at::Tensor places_TU;       // int64: where each choice stands among them; A where its expert is not here
+  std::vector<int64_t> ends;  // of the assignments of each expert that is here
+
+  int64_t assignments() const { return ends.back(); }
+  bool has_all() const { return assignments() == places_TU.numel(); }
+  // Returns how many rows of zeros stand behind what experts give, for choices whose experts are not here.
+  int64_t zero_rows() const { return has_all() ? 0 : 1; }
 };
 
 // Sorts on the host: a device's choices are waited for.
-Dispatch MakeDispatch(const at::Tensor& experts_TU, int64_t num_experts);
+Dispatch MakeDispatch(const at::Tensor& experts_TU, const ExpertRange& here);
 
 // Returns a copy of its row for each assignment: [T, D] -> [A, D].
 at::Tensor RowsForExperts(const at::Tensor& x_TD, const Dispatch& dispatch);
 
-// Returns the sum of each row's U assignments, added in the accumulate dtype, the most probable expert's first:
-// [A, D] -> [T, D].
-at::Tensor SumOfExperts(const at::Tensor& y_AD, const Dispatch& dispatch, int64_t per_token);
+// Returns the sum of each row's assignments, added in the accumulate dtype, the most probable expert's first: [A + the
+// dispatch's zero rows, D] -> [T, D].
+at::Tensor SumOfExperts(const at::Tensor& y_AD, const Dispatch& dispatch);
 
-// Return values of [T, U] in the order of the dispatch, and back.
+// Return values of [T, U] in the order of the dispatch, and back: 0 where an expert is not here.
 at::Tensor ForExperts(const at::Tensor& values_TU, const Dispatch& dispatch);
-at::Tensor FromExperts(const at::Tensor& values_A, const Dispatch& dispatch, int64_t per_token);
+at::Tensor FromExperts(const at::Tensor& values_A, const Dispatch& dispatch);
 
 }  // namespace stemma::worker

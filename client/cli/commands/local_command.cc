@@ -162,8 +162,10 @@ void AddLocalCommand(CLI::App& app, Runner& run) {
                    "What each worker computes on: this machine's CPUs, or a GPU each (default: cpu)")
       ->check(OneOf({"cpu", "cuda"}), "")
       ->type_name("cpu|cuda");
-  PassToServer(command, options.get(), "--mesh", "MESH",
-               "How many ranks each axis has, as dp=N,pp=S,cp=M,tp=K; each rank is a worker", &gang->mesh);
+  PassToServer(
+      command, options.get(), "--mesh", "MESH",
+      "How many ranks each axis has, as dp=N,pp=S,cp=M,tp=K; each rank is a worker; ep=E deals experts to the tp ranks",
+      &gang->mesh);
   PassToServer(command, options.get(), "--split-groups", "auto|on|off", "Let several ranks share one group's rollouts");
   PassToServer(command, options.get(), "--shard-parameters", "auto|on|off",
                "Divide parameters and gradients over ranks too, and gather each layer when it runs");

@@ -35,11 +35,14 @@ constexpr double kStepTimeoutS = 90;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
 constexpr double kAgreement = 1e-4;  // fp32 sums in another order differ by about 1e-6
 constexpr uint32_t kRanksOfMachineMax = 16;
+constexpr int64_t kVocabulary = 64;
 
-ModelConfig TinyModel() {
+// Returns a model that most meshes can hold; where ranks have experts of their own, two for each set of them.
+ModelConfig TinyModel(const v1::Mesh& mesh) {
   ModelConfig config;
-  config.SetFamily(*FindFamily("qwen3"));
-  config.vocab_size = 64;
+  if (EpSize(mesh) > 1) config.experts = Experts{.count = 2 * int64_t{EpSize(mesh)}};
+  config.SetFamily(*FindFamily(config.experts ? "qwen3_moe" : "qwen3"));
+  config.vocab_size = kVocabulary;
   config.hidden_size = 32;
   config.num_layers = 4;
   config.num_heads = 4;
@@ -56,7 +59,7 @@ absl::StatusOr<SyntheticTraceOptions> TinyRequest() {
   SyntheticTraceOptions options;
   options.seed = 1;
   options.groups = 2;
-  options.vocab_size = TinyModel().vocab_size;
+  options.vocab_size = kVocabulary;
   ASSIGN_OR_RETURN(options.rollouts, LengthDistribution::Parse("fixed:4"));
   ASSIGN_OR_RETURN(options.prompt_tokens, LengthDistribution::Parse("fixed:24"));
   ASSIGN_OR_RETURN(options.response_tokens, LengthDistribution::Parse("uniform:1:8"));
@@ -86,7 +89,7 @@ class Sandbox {
 absl::StatusOr<std::string> Sandbox::Start(const v1::Mesh& mesh) {
   ASSIGN_OR_RETURN(directory_, MakeScratchFolder(TemporaryRoot(), absl::StrCat(kScratchPrefix, "doctor-")));
   lock_ = LockScratchFolder(directory_);
-  RETURN_IF_ERROR(WriteRandomModel(TinyModel(), {.seed = 1}, directory_ + "/model"));
+  RETURN_IF_ERROR(WriteRandomModel(TinyModel(mesh), {.seed = 1}, directory_ + "/model"));
   ASSIGN_OR_RETURN(const std::string self, SiblingExecutable("stemma"));
   const std::vector<std::string> argv = {
       self,       "local",       "--model",      directory_ + "/model",   "--data",    directory_ + "/data",
@@ -189,7 +192,7 @@ absl::StatusOr<std::vector<Check>> RunAll(const v1::Mesh& mesh) {
 }  // namespace
 
 absl::Status CheckSelfCheckMesh(const v1::Mesh& mesh) {
-  const absl::Status holds = CheckMesh(TinyModel(), mesh);
+  const absl::Status holds = CheckMesh(TinyModel(mesh), mesh);
   if (!holds.ok()) {
     return UsageError(absl::StrCat("--mesh ", MeshText(mesh),
                                    " cannot hold the tiny model of the self check: ", std::string(holds.message())));

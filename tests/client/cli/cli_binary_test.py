@@ -354,7 +354,8 @@ class CliBinaryTest(unittest.TestCase):
                                  (["--mesh", "pp=5"], ["5 stages", "4 layers"]),
                                  (["--mesh", "dp=17"], ["17 ranks", "at most 16", "smaller mesh"]),
                                  (["--mesh", "dp=4096,pp=4,cp=4096,tp=4"], ["ranks, more than 4096"]),
-                                 (["--mesh", "ep=2"], ["--mesh ep=2", "axis"]), (["--mesh", "dp=0"], ["--mesh dp=0", "from 1"]),
+                                 (["--mesh", "ap=2"], ["--mesh ap=2", "axis"]), (["--mesh", "ep=2"], ["ep: 2 does not divide tp"]),
+                                 (["--mesh", "dp=0"], ["--mesh dp=0", "from 1"]),
                                  (["--mesh", ""], ["--mesh"]),
                                  (["--mesh", "dp=2", "--no-self-check"], ["--mesh", "--no-self-check", "one of the two"])):
             result = run("doctor", *arguments, cwd=self.directory)

@@ -21,6 +21,7 @@ TEST(Mesh, ReadsAxes) {
   EXPECT_EQ(DataRanks(MakeMesh({.dp = 2, .cp = 3, .tp = 4})), 6) << "the ranks that hold the same part of the model";
   EXPECT_EQ(DataRanks(MakeMesh({.dp = 2, .pp = 5, .cp = 3, .tp = 4})), 6);
   EXPECT_EQ(RanksOfCopy(MakeMesh({.dp = 2, .pp = 5, .cp = 3, .tp = 4})), 60);
+  EXPECT_EQ(NumRanks(MakeMesh({.dp = 2, .tp = 4, .ep = 4})), 8) << "experts are dealt to the ranks of tp";
 }
 
 // tp is the inner axis, cp the next, then pp; two meshes of as many ranks are two.
@@ -37,10 +38,12 @@ TEST(Mesh, SaysWhereARankStands) {
   EXPECT_FALSE(SameMesh(MakeMesh({.pp = 2}), MakeMesh({.cp = 2})));
   EXPECT_FALSE(SameMesh(MakeMesh({.pp = 2}), MakeMesh({})));
   EXPECT_TRUE(SameMesh(v1::Mesh(), MakeMesh({})));
+  EXPECT_FALSE(SameMesh(MakeMesh({.tp = 4}), MakeMesh({.tp = 4, .ep = 2})));
 }
 
 TEST(Mesh, IsReadAsItIsWritten) {
-  for (const std::string text : {"dp=1", "dp=3", "tp=2", "cp=2", "dp=2,tp=4", "pp=2", "dp=2,pp=5,cp=3,tp=4"})
+  for (const std::string text :
+       {"dp=1", "dp=3", "tp=2", "cp=2", "dp=2,tp=4", "pp=2", "dp=2,pp=5,cp=3,tp=4", "tp=4,ep=2", "dp=2,tp=8,ep=8"})
     EXPECT_EQ(MeshText(*ParseMesh(text)), text);
   EXPECT_EQ(MeshText(*ParseMesh("dp=1,tp=2")), "tp=2");
 }
@@ -48,7 +51,7 @@ TEST(Mesh, IsReadAsItIsWritten) {
 TEST(Mesh, RefusesWhatIsNoMesh) {
   for (const std::string text :
        {"",          "2",         "dp",   "dp=",  "dp=0",    "dp=-1",     "dp=4097", "dp=4294967298",
-        "dp=2,dp=2", "dp=2,",     "ep=2", "tp=0", "tp=4097", "tp=2,tp=2", "cp=0",    "cp=2,cp=2",
+        "dp=2,dp=2", "dp=2,",     "ep=0", "tp=0", "tp=4097", "tp=2,tp=2", "cp=0",    "cp=2,cp=2",
         "pp=0",      "pp=2,pp=2", "DP=2", "dp=2x"}) {
     const auto mesh = ParseMesh(text);
     EXPECT_FALSE(mesh.ok()) << text;

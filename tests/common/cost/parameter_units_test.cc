@@ -28,7 +28,9 @@ class ParameterUnitsTest : public ::testing::TestWithParam<int> {
     config_.rms_norm_eps = 1e-6;
     config_.vocab_size = draw_.Between(10, 90);
     config_.tie_word_embeddings = draw_.Chance(50);
-    shard_ = *MakeModelShard(config_, {draw_.Between(0, tp - 1), tp, draw_.Between(0, pp - 1), pp});
+    if (draw_.Chance(40)) config_.experts = Experts{.count = tp * draw_.Between(1, 4), .per_token = 1};
+    const int64_t ep = config_.experts && draw_.Chance(50) ? tp : 1;
+    shard_ = *MakeModelShard(config_, {draw_.Between(0, tp - 1), tp, draw_.Between(0, pp - 1), pp, ep});
     units_ = ParameterUnitsOf(shard_, draw_.Between(1, 5));
   }
 

@@ -22,16 +22,21 @@ using ::testing::HasSubstr;
 using testing::WholeModel;
 
 struct Mesh {
-  int64_t tp = 1, pp = 1;
+  int64_t tp = 1, pp = 1, ep = 1;
 };
 
 class ModelShardTest : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
     random_.seed(static_cast<uint32_t>(GetParam()));
-    mesh_ = {Draw(1, 4), Draw(1, 4)};
     const std::vector<Family> families(Families().begin(), Families().end());
     config_.SetFamily(families[static_cast<size_t>(Draw(0, static_cast<int64_t>(families.size()) - 1))]);
+    mesh_ = {Draw(1, 4), Draw(1, 4)};
+    if (config_.experts) {
+      mesh_.ep = Draw(1, 4);
+      mesh_.tp = mesh_.ep * Draw(1, 3);
+      config_.experts = Experts{.count = mesh_.ep * Draw(1, 3), .per_token = 1};
+    }
     config_.num_kv_heads = mesh_.tp * Draw(1, 2);
     // Where there are fewer K/V heads than ranks, some ranks hold the same one.
     if (Draw(0, 2) == 0) config_.num_kv_heads = mesh_.tp % 2 == 0 ? mesh_.tp / 2 : 1;
@@ -53,7 +58,7 @@ class ModelShardTest : public ::testing::TestWithParam<int> {
     std::vector<ModelShard> shards;
     for (int64_t pp = 0; pp < mesh_.pp; ++pp) {
       for (int64_t tp = 0; tp < mesh_.tp; ++tp) {
-        auto shard = MakeModelShard(config_, {tp, mesh_.tp, pp, mesh_.pp});
+        auto shard = MakeModelShard(config_, {tp, mesh_.tp, pp, mesh_.pp, mesh_.ep});
         EXPECT_TRUE(shard.ok()) << shard.status();
         shards.push_back(*shard);
       }
@@ -112,7 +117,48 @@ TEST_P(ModelShardTest, LocalTensorsAreThoseOfTheLocalModel) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, ModelShardTest, ::testing::Range(1, 41));
+// Ranks that follow each other have columns of the same experts, and their sets experts that follow each other.
+TEST_P(ModelShardTest, ARankHasColumnsOfItsExperts) {
+  if (!config_.experts) return;
+  for (const ModelShard& shard : Shards()) {
+    const int64_t of_set = mesh_.tp / mesh_.ep, set = shard.place.tp_rank / of_set;
+    const int64_t held = config_.experts->count / mesh_.ep, columns = config_.ffn_size / of_set;
+    std::map<int64_t, int64_t> tensors;  // of each expert
+    for (const LocalTensor& tensor : LocalTensors(shard)) {
+      if (tensor.spec.expert < 0) continue;
+      ++tensors[tensor.spec.expert];
+      EXPECT_THAT(tensor.spec.name, HasSubstr(".experts." + std::to_string(tensor.spec.expert) + "."));
+      const TensorBox& box = tensor.box;
+      const bool is_down = tensor.spec.role == TensorRole::kDown;
+      EXPECT_EQ(is_down ? box.column_begin : box.row_begin, shard.place.tp_rank % of_set * columns);
+      EXPECT_EQ(is_down ? box.columns() : box.rows(), columns);
+      EXPECT_EQ(is_down ? box.rows() : box.columns(), config_.hidden_size);
+    }
+    const int64_t layers = shard.layer_end - shard.layer_begin;
+    EXPECT_EQ(tensors.size(), static_cast<size_t>(held));
+    for (const auto& [expert, count] : tensors) {
+      EXPECT_EQ(expert / held, set);
+      EXPECT_EQ(count, 3 * layers);
+    }
+  }
+}
+
+TEST_P(ModelShardTest, OneExpertStandsForThoseOfARank) {
+  for (const ModelShard& shard : Shards()) {
+    int64_t all = 0, by_one = 0;
+    for (const LocalTensor& tensor : LocalTensors(shard)) all += tensor.elements();
+    const std::vector<LocalTensor> of_one = LocalTensorsOfOneExpert(shard);
+    for (const LocalTensor& tensor : of_one) by_one += tensor.elements();
+    EXPECT_EQ(by_one, all);
+    for (const LocalTensor& tensor : of_one) {  // by the name and the box of one that it has
+      const auto box = BoxOf(tensor.spec, shard);
+      ASSERT_TRUE(box.has_value()) << tensor.spec.name;
+      EXPECT_EQ(tensor.box.rows(), tensor.spec.shape[0]);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, ModelShardTest, ::testing::Range(1, 81));
 
 ModelConfig EightHeads() {
   ModelConfig config;
@@ -147,6 +193,17 @@ TEST(ModelShardErrorTest, WhatCannotBeCutIsRefusedByName) {
   EXPECT_THAT(problem(EightHeads(), {0, 1, 0, 4}), HasSubstr("pp: 4 stages are more than the model's 3 layers"));
   EXPECT_THAT(problem(EightHeads(), {2, 2}), HasSubstr("tp: rank 2 of 2"));
   EXPECT_THAT(problem(EightHeads(), {0, 0}), HasSubstr("tp: rank 0 of 0"));
+  EXPECT_THAT(problem(EightHeads(), {.tp_size = 2, .ep_size = 0}), HasSubstr("ep: rank 0 of 0"));
+  EXPECT_THAT(problem(EightHeads(), {.tp_size = 4, .ep_size = 2}), HasSubstr("ep: 2, but the model has no experts"));
+  ModelConfig experts = EightHeads();
+  experts.experts = Experts{.count = 6};
+  EXPECT_THAT(problem(experts, {.tp_size = 4, .ep_size = 4}),
+              HasSubstr("ep: the model's 6 experts cannot be dealt to 4 sets of ranks evenly; choose a divisor of 6"));
+  EXPECT_THAT(problem(experts, {.tp_size = 2, .ep_size = 3}), HasSubstr("ep: 3 does not divide tp, 2"));
+  experts.ffn_size = 33;
+  EXPECT_THAT(problem(experts, {.tp_size = 4, .ep_size = 2}),
+              HasSubstr("ep: the 2 ranks of each of 2 sets cannot share an expert's 33 FFN columns evenly; choose tp / "
+                        "ep a divisor of 33"));
 }
 
 TEST(ModelShardErrorTest, OneRankHoldsEverything) {

@@ -45,9 +45,9 @@ def test_a_mesh_overrides_run_yaml_and_is_judged_with_all_else(tmp_path):
     code, text = start(tmp_path, "--config", str(config), "--check-config")
     assert code == 2 and "mesh.dp" in text and "5000" in text, text
     assert start(tmp_path, "--config", str(config), "--mesh", "dp=2", "--check-config") == (0, "")
-    code, text = start(tmp_path, "--config", str(config), "--mesh", "ep=2", "--dtype", "fp8", "--check-config")
+    code, text = start(tmp_path, "--config", str(config), "--mesh", "ap=2", "--dtype", "fp8", "--check-config")
     assert code == 2, text
-    for word in ('--mesh: "ep=2" names no axis', "fp8"):
+    for word in ('--mesh: "ap=2" names no axis', "fp8"):
         assert word in text, text
 
 

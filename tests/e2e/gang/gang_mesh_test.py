@@ -42,8 +42,40 @@ def test_every_mesh_exports_the_files_that_were_loaded(model, tmp_path, mesh, sh
         local.stop()
 
 
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    """Eight experts, whose 18 columns four ranks could not share."""
+    path = tmp_path_factory.mktemp("experts") / "model"
+    result = run("model", "init", path, "--family", "qwen3_moe", "--seed", 2, "--vocab", 60, "--hidden", 32, "--layers", 2, "--heads", 4,
+                 "--kv-heads", 2, "--ffn", 18, "--experts", 8, "--experts-per-token", 3, "--norm-std", 0.1, "--shard-bytes", "60KB")
+    assert result.returncode == 0, result.stderr
+    return path
+
+
+@pytest.mark.parametrize("mesh, shard", [("tp=4,ep=4", "off"), ("tp=4,ep=2", "off"), ("dp=2,tp=2,ep=2", "on"), ("pp=2,tp=2,ep=2", "off")])
+def test_ranks_with_experts_of_their_own_export_the_files_that_were_loaded(experts, tmp_path, mesh, shard):
+    loaded = contents(experts)
+    with Local(tmp_path, experts, "--mesh", mesh, "--shard-parameters", shard, dtype="bf16") as local:
+        exported = contents(local.call("export", "first").strip())
+        assert sorted(exported) == sorted(loaded)
+        assert [name for name in loaded if exported[name] != loaded[name]] == []
+        assert len(local.status()["ranks"]) == 4, "ep makes no ranks"
+        local.stop()
+
+
+@pytest.mark.parametrize("mesh, words", [("tp=2,ep=4", ["ep: 4 does not divide tp, 2", "nearest mesh", "tp=2,ep=2"]),
+                                         ("ep=3", ["ep: 3 does not divide tp, 1", "8 experts cannot be dealt to 3"])])
+def test_experts_that_cannot_be_dealt_so_are_refused(experts, tmp_path, mesh, words):
+    result = run("local", "--model", experts, "--data", tmp_path / "data", "--mesh", mesh)
+    assert result.returncode != 0
+    said = result.stdout + result.stderr
+    assert [word for word in words if word not in said] == [], said
+
+
 @pytest.mark.parametrize("mesh, words", [("tp=3", ["4 attention heads", "2 K/V heads", "nearest mesh", "dp=3"]),
-                                         ("dp=4096,tp=4", ["16384 ranks", "dp=1024,tp=4"]), ("ep=2", ["names no axis"]),
+                                         ("dp=4096,tp=4", ["16384 ranks", "dp=1024,tp=4"]), ("ap=2", ["names no axis"]),
+                                         ("tp=2,ep=2", ["the model has no experts", "nearest mesh", "tp=2"]),
+                                         ("tp=4,ep=3", ["ep: 3 does not divide tp, 4"]),
                                          ("pp=4", ["4 stages", "3 layers", "dp=2,pp=2"])])
 def test_a_mesh_that_cannot_hold_the_model_is_refused(model, tmp_path, mesh, words):
     result = run("local", "--model", model, "--data", tmp_path / "data", "--mesh", mesh)

@@ -219,6 +219,9 @@ TEST(CalibrationTest, AKeyHoldsWhatRatesDependOn) {
   run.mutable_mesh()->set_cp(3);
   EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key + ", pp 2, cp 3, tp 2")
       << "a rank's phases run beside those of other stages";
+  run.mutable_mesh()->set_ep(2);
+  EXPECT_EQ(CalibrationKey(BenchModel(), run, "cpu"), key + ", pp 2, cp 3, tp 2, ep 2")
+      << "products of whole experts are others than those of their columns";
 }
 
 // Recorded on a real machine (tests/bench/record_phases.py): each shape is computed in several ways.

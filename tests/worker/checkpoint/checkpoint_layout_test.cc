@@ -88,6 +88,7 @@ TEST_P(CheckpointLayoutTest, EveryByteHasOneWriterAndTheRightElement) {
   Draws draw(static_cast<uint32_t>(GetParam()));
   const int64_t tp = draw(1, 4);
   const ModelConfig config = DrawModel(draw, tp);
+  const int64_t ep = DrawEp(draw, config, tp);
   Write(config, DrawInit(draw));
   const bool fp64 = draw(0, 1) == 1;
   const uint64_t element_bytes = fp64 ? 8 : 4;
@@ -96,7 +97,7 @@ TEST_P(CheckpointLayoutTest, EveryByteHasOneWriterAndTheRightElement) {
 
   Written written;
   for (int64_t tp_rank = 0; tp_rank < tp; ++tp_rank) {
-    const auto shard = MakeModelShard(config, {.tp_rank = tp_rank, .tp_size = tp});
+    const auto shard = MakeModelShard(config, {.tp_rank = tp_rank, .tp_size = tp, .ep_size = ep});
     ASSERT_THAT(shard, IsOk());
     const Weights weights = MakeWeights(*shard, fp64 ? at::kDouble : at::kBFloat16, at::kCPU);
     const auto elements = ElementsOfParameters(weights, config);

@@ -25,7 +25,7 @@ namespace stemma::testing {
 namespace {
 
 struct Mesh {
-  int64_t dp = 1, tp = 1, pp = 1;
+  int64_t dp = 1, tp = 1, pp = 1, ep = 1;
   bool shard = false;  // its dp ranks divide parameters, too
   int64_t ranks() const { return dp * pp * tp; }
   int64_t dp_rank(int64_t rank) const { return rank / (pp * tp); }
@@ -47,6 +47,8 @@ class MeshRoundTripTest : public ::testing::TestWithParam<int> {
     from_ = {draw(1, 3), from_tp};
     to_ = {draw(1, 3), to_tp};
     config_ = DrawModel(draw, std::max(from_tp, to_tp));
+    from_.ep = DrawEp(draw, config_, from_tp);
+    to_.ep = DrawEp(draw, config_, to_tp);
     from_.shard = draw(0, 1) == 1;
     to_.shard = draw(0, 1) == 1;
     from_.pp = draw(1, static_cast<int>(std::min<int64_t>(3, config_.num_layers)));
@@ -63,10 +65,12 @@ class MeshRoundTripTest : public ::testing::TestWithParam<int> {
   }
 
   ModelShard ShardOf(const Mesh& mesh, int64_t rank) const {
-    return MakeModelShard(
-               config_,
-               {.tp_rank = rank % mesh.tp, .tp_size = mesh.tp, .pp_rank = rank / mesh.tp % mesh.pp, .pp_size = mesh.pp})
-        .value();
+    const ShardPlace place = {.tp_rank = rank % mesh.tp,
+                              .tp_size = mesh.tp,
+                              .pp_rank = rank / mesh.tp % mesh.pp,
+                              .pp_size = mesh.pp,
+                              .ep_size = mesh.ep};
+    return MakeModelShard(config_, place).value();
   }
   static StateOptions StatesOf(const Mesh& mesh, int64_t rank) {
     return {rank % 2 == 0 ? v1::DEVICE : v1::HOST, {mesh.dp_rank(rank), mesh.dp, mesh.shard}};

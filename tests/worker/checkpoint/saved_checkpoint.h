@@ -55,6 +55,13 @@ inline ModelConfig DrawModel(Draws& draw, int64_t tp = 1) {
   return config;
 }
 
+// Draws into how many sets with experts of their own so many tensor-parallel ranks are divided: of the drawn model's
+// eight experts, as many each.
+inline int64_t DrawEp(Draws& draw, const ModelConfig& config, int64_t tp) {
+  if (!config.experts) return 1;
+  return tp % 4 == 0 ? int64_t{1} << draw(0, 2) : tp % 2 == 0 ? draw(1, 2) : 1;
+}
+
 inline ModelInitOptions DrawInit(Draws& draw) {
   ModelInitOptions options;
   options.seed = static_cast<uint64_t>(draw(1, 1000));

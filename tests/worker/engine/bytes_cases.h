@@ -23,12 +23,13 @@ struct Case {
   std::vector<int64_t> prompts, responses;
   double budget_of_ample = 0;  // of what the plan without a limit needs; 0: no limit
   bool lazy_copies = false;    // copies end only where they are waited for
+  bool first_experts = false;  // all rows choose the experts of the first rank, which plays then
 
   std::string ExpertsText() const {
     if (!model.experts) return "";
     std::ostringstream out;
     out << " X " << model.experts->count << " U " << model.experts->per_token
-        << (model.experts->weights_sum_to_one ? "" : " raw");
+        << (model.experts->weights_sum_to_one ? "" : " raw") << (first_experts ? " the first" : "");
     return out.str();
   }
   std::string text() const {
@@ -106,6 +107,23 @@ inline Case DrawRankCase(Draw& draw) {
   m.ffn_size = tp * 8 * draw.Between(2, 24);
   if (m.num_heads > 4) m.head_size = 16;
   if (!m.qk_norm) m.hidden_size = m.num_heads * m.head_size;
+  return c;
+}
+
+// Makes the case one of a tensor-parallel rank with experts of its own.
+inline Case DrawExpertRankCase(Draw& draw) {
+  Case c = DrawRankCase(draw);
+  const int64_t tp = c.run.mesh().tp(), ep = tp == 4 ? draw.Of<int64_t>({2, 4}) : tp;
+  c.run.mutable_mesh()->set_ep(static_cast<uint32_t>(ep));
+  // Few of which a row passes most, so that all that comes is kept; or any number.
+  const bool few = draw.Chance(50);
+  const int64_t count = ep * (few ? draw.Between(1, 2) : draw.LogBetween(1, 30));
+  const int64_t per_token = few ? draw.Between(count - count / 3, count) : draw.Between(1, std::min<int64_t>(count, 6));
+  c.model.experts = Experts{count, per_token, draw.Chance(50)};
+  c.model.SetFamily(*FindFamily("qwen3_moe"));
+  c.model.ffn_size = tp * 8 * draw.Between(1, count > 12 ? 2 : 12);
+  c.model.vocab_size += (tp - c.model.vocab_size % tp) % tp;  // each has as many tokens
+  c.first_experts = draw.Chance(70);
   return c;
 }
 

@@ -5,16 +5,20 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/cost/pipeline_cost.h"
 #include "common/cost/prefix_bytes.h"
 #include "common/cost/rank_shape.h"
+#include "common/cost/tape_policy.h"
 #include "common/cost/wave_bytes.h"
 #include "common/model/model_init.h"
 #include "glog/logging.h"
+#include "tests/testing/first_experts.h"
 #include "tests/testing/in_process.h"
 #include "tests/testing/namespaces.h"
 #include "tests/testing/step_sums.h"
@@ -38,6 +42,7 @@ struct Setting {
   bool offload = false;
   uint32_t tp = 1;  // more: the last of so many tensor-parallel ranks
   uint32_t pp = 1, stage = 0;
+  uint32_t ep = 1;  // more: the first of the tensor-parallel ranks, to whose experts all rows go
   std::optional<Experts> experts = std::nullopt;
 };
 
@@ -57,6 +62,7 @@ v1::RunConfig RunOf(const Setting& setting) {
   run.set_head_chunk_tokens(kHeadChunkRows);
   run.set_threads(1);
   if (setting.tp > 1) run.mutable_mesh()->set_tp(setting.tp);
+  if (setting.ep > 1) run.mutable_mesh()->set_ep(setting.ep);
   if (setting.pp > 1) run.mutable_mesh()->set_pp(setting.pp);
   return run;
 }
@@ -87,6 +93,7 @@ internal::v1::Vote Measure(const Setting& setting, int64_t rollouts = kRollouts)
   options.run.set_model(directory);
   options.lone_rank = setting.tp > 1 || setting.pp > 1;
   options.lone_pp_rank = static_cast<int>(setting.stage);
+  if (setting.ep > 1) options.lone_tp_rank = 0;
   options.run.set_schedule(setting.dense ? v1::DENSE : v1::REUSE);
   options.run.set_wave_suffixes(kWaveSuffixes);
   options.run.set_memory_budget_bytes(uint64_t{4} << 30);
@@ -102,6 +109,7 @@ internal::v1::Vote Measure(const Setting& setting, int64_t rollouts = kRollouts)
   };
   auto engine = InProcess::Create(options, MakeCpuBackend());
   CHECK(engine.ok()) << engine.status();
+  if (setting.ep > 1) SendAllRowsToTheFirstExperts((*engine)->weights());
   const std::vector<int64_t> responses(static_cast<size_t>(rollouts), setting.response);
   const absl::Status loaded =
       (*engine)->Load(SyntheticRequest({setting.prompt}, responses, ModelOf(setting).vocab_size));
@@ -199,6 +207,28 @@ TEST(PhaseBytesFlatTest, PhaseBGrowsNeitherWithRolloutsNorBeyondKvWithThePrompt)
   }
 }
 
+// Nothing of a layer's products is kept where all rows choose the experts of one rank, and the plan has room for some.
+TEST(PhaseBytesOfExpertRanksTest, ARankKeepsNoMoreThanPlanned) {
+  for (const v1::TapePolicy policy : {v1::S0, v1::S1}) {
+    const Setting s = {.name = "kept",
+                       .prompt = 1200,
+                       .response = 101,
+                       .prefix_policy = policy,
+                       .suffix_policy = policy,
+                       .tp = 4,
+                       .ep = 4,
+                       .experts = Experts{8, 3, true}};
+    const std::map<std::string, double> sums = SumsByName(Measure(s).sums());
+    const PhaseBytes planned = PrefixBackwardBytes(ShapeOf(s), PrefixOf(s));
+    Setting dropped = s;
+    dropped.prefix_policy = v1::S2;
+    const auto least = static_cast<double>(PrefixBackwardBytes(ShapeOf(dropped), PrefixOf(dropped)).peak());
+    EXPECT_LE(sums.at("prefix_backward_bytes"), static_cast<double>(planned.peak()) * (1 + kTolerance));
+    EXPECT_GE(sums.at("prefix_backward_bytes"), least * (1 - kTolerance));
+    EXPECT_GT(static_cast<double>(planned.dormant_set), 0.0);
+  }
+}
+
 // Tensor-parallel ranks; of four, two have the same K/V head. Rows that are no multiple of them are padded. fp64
 // differs from fp32 in the size of an element alone: two ranks show it.
 void AddRankSettings(std::vector<Setting>& settings) {
@@ -277,6 +307,39 @@ void AddExpertSettings(std::vector<Setting>& settings) {
   }
 }
 
+// Ranks with experts of their own, of which the first has all that can be: as much as is kept, or more, of which
+// nothing is kept.
+void AddExpertRankSettings(std::vector<Setting>& settings) {
+  struct Ranks {
+    Experts experts;
+    uint32_t tp, ep;
+    bool keeps;
+  };
+  const Ranks kinds[] = {{{4, 3, true}, 2, 2, true},    {{4, 3, false}, 4, 2, true},  {{8, 6, true}, 4, 2, true},
+                         {{8, 3, true}, 4, 4, false},   {{8, 3, false}, 2, 2, false}, {{16, 2, true}, 4, 4, false},
+                         {{160, 1, true}, 4, 4, false}, {{16, 16, true}, 4, 4, true}};
+  for (const char* dtype : {"fp32", "bf16"}) {
+    for (const auto& [experts, tp, ep, keeps] : kinds) {
+      for (const v1::TapePolicy policy : {v1::S0, v1::S1, v1::S2, v1::S4}) {
+        // What S0 and S1 would keep of fewer assignments is in the plan, and not here: ARankKeepsNoMoreThanPlanned.
+        if (!keeps && KeepsGateUp(policy)) continue;
+        const auto add = [&](const std::string& name, Setting setting) {
+          setting.name = absl::StrCat(dtype, "_", experts.per_token, "of", experts.count, "_tp", tp, "_ep", ep, "_",
+                                      v1::TapePolicy_Name(policy), name);
+          setting.dtype = dtype;
+          setting.experts = experts;
+          setting.prefix_policy = setting.suffix_policy = policy;
+          setting.tp = tp;
+          setting.ep = ep;
+          settings.push_back(setting);
+        };
+        add("_long_prefix", {.prompt = 1200, .response = 101});
+        if (experts.count < 100) add("_dense", {.dense = true, .prompt = 500, .response = 200});
+      }
+    }
+  }
+}
+
 std::vector<Setting> Settings() {
   std::vector<Setting> settings;
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
@@ -298,6 +361,7 @@ std::vector<Setting> Settings() {
   AddRankSettings(settings);
   AddStageSettings(settings);
   AddExpertSettings(settings);
+  AddExpertRankSettings(settings);
   return settings;
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/mesh.h"
 #include "common/cost/context_parallel_cost.h"
 #include "common/cost/context_rows.h"
 #include "common/cost/pipeline_cost.h"
@@ -70,6 +71,8 @@ class CaseDraw : public Draw {
     if (kind == 2) {
       c.model.experts = Experts{.count = Between(2, 6), .per_token = Between(1, 2)};
       c.model.SetFamily(*FindFamily("qwen3_moe"));
+      const int64_t ep = Of<int64_t>({1, tp});  // what travels is the same
+      if (c.model.experts->count % ep == 0) c.run.mutable_mesh()->set_ep(static_cast<uint32_t>(ep));
     }
     if (kind == 1) {
       c.model.SetFamily(*FindFamily("qwen2"));
@@ -237,9 +240,11 @@ std::vector<int64_t> PartialOfRanks(const Case& c, int64_t PartialGradientBytes:
   std::vector<int64_t> bytes;
   for (uint32_t rank = 0; rank < NumRanks(mesh); ++rank) {
     const MeshPlace place = PlaceOf(mesh, rank);
-    const auto shard = MakeModelShard(
-        c.model,
-        {.tp_rank = place.tp_rank, .tp_size = TpSize(mesh), .pp_rank = place.pp_rank, .pp_size = PpSize(mesh)});
+    const auto shard = MakeModelShard(c.model, {.tp_rank = place.tp_rank,
+                                                .tp_size = TpSize(mesh),
+                                                .pp_rank = place.pp_rank,
+                                                .pp_size = PpSize(mesh),
+                                                .ep_size = EpSize(mesh)});
     bytes.push_back(PartialGradientsSent(*shard, RankShape(c.model, c.run).accumulate_bytes).*part);
   }
   std::sort(bytes.begin(), bytes.end());

@@ -108,8 +108,8 @@ struct DrawnRank {
 
   std::string text() const {
     return absl::StrCat(model.model_type, " D ", model.hidden_size, " L ", model.num_layers, " H ", model.num_heads,
-                        " K ", model.num_kv_heads, " F ", model.ffn_size, " V ", model.vocab_size, " ",
-                        run.ShortDebugString());
+                        " K ", model.num_kv_heads, " F ", model.ffn_size, " X ",
+                        model.experts ? model.experts->count : 0, " V ", model.vocab_size, " ", run.ShortDebugString());
   }
 };
 
@@ -140,6 +140,10 @@ DrawnRank DrawRank(std::mt19937& random, const std::vector<uint32_t>& dp_sizes) 
   drawn.run.set_head_chunk_tokens(128);
   drawn.run.set_optimizer_residency(random() % 2 == 0 ? v1::DEVICE : v1::HOST);
   drawn.run.mutable_mesh()->set_tp(tp);
+  if (drawn.model.experts && random() % 2 == 0) {  // ranks with experts of their own
+    drawn.model.experts->count = tp * of(std::vector<int64_t>{1, 2, 5});
+    drawn.run.mutable_mesh()->set_ep(tp == 4 ? of(std::vector<uint32_t>{2, 4}) : tp);
+  }
   drawn.run.mutable_mesh()->set_dp(of(dp_sizes));
   if (random() % 2 == 0) drawn.run.set_shard_parameters(v1::SHARD_PARAMETERS_ON);
   return drawn;

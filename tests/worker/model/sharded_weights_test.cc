@@ -38,7 +38,8 @@ class ShardedWeightsTest : public ::testing::TestWithParam<int> {
     std::filesystem::remove_all(path_);
     ASSERT_TRUE(WriteRandomModel(config, {}, path_).ok());
     directory_ = OpenModelDirectory(path_).value();
-    shard_ = MakeModelShard(config, {draw_.Between(0, tp - 1), tp, draw_.Between(0, pp - 1), pp}).value();
+    const int64_t ep = config.experts && draw_.Chance(50) ? tp : 1;  // of eight experts
+    shard_ = MakeModelShard(config, {draw_.Between(0, tp - 1), tp, draw_.Between(0, pp - 1), pp, ep}).value();
     dtype_ = draw_.Of<at::ScalarType>({at::kFloat, at::kDouble, at::kBFloat16});
     ranks_ = draw_.Between(2, 5);
   }

@@ -50,6 +50,10 @@ class WeightsShardTest : public ::testing::TestWithParam<int> {
     const auto families = Families();
     config.SetFamily(families[static_cast<size_t>(Draw(0, static_cast<int64_t>(families.size()) - 1))]);
     config.tie_word_embeddings = Draw(0, 1) == 1;
+    if (config.experts) {
+      while (tp_ % (ep_ = Draw(1, tp_)) != 0) continue;
+      config.experts = Experts{.count = ep_ * Draw(1, 3), .per_token = 1};
+    }
     path_ = ::testing::TempDir() + "/weights_shard_" + std::to_string(GetParam());
     std::filesystem::remove_all(path_);
     ASSERT_TRUE(WriteRandomModel(config, {}, path_).ok());
@@ -74,7 +78,7 @@ class WeightsShardTest : public ::testing::TestWithParam<int> {
     std::vector<Weights> shards;
     for (int64_t pp = 0; pp < pp_; ++pp) {
       for (int64_t tp = 0; tp < tp_; ++tp) {
-        const auto shard = MakeModelShard(directory_.config, {tp, tp_, pp, pp_});
+        const auto shard = MakeModelShard(directory_.config, {tp, tp_, pp, pp_, ep_});
         EXPECT_TRUE(shard.ok()) << shard.status();
         shards.push_back(Load(*shard));
       }
@@ -83,7 +87,7 @@ class WeightsShardTest : public ::testing::TestWithParam<int> {
   }
 
   std::mt19937 random_;
-  int64_t tp_ = 1, pp_ = 1;
+  int64_t tp_ = 1, pp_ = 1, ep_ = 1;
   std::string path_;
   ModelDirectory directory_;
 };
@@ -111,7 +115,7 @@ TEST_P(WeightsShardTest, ATiedHeadThatIsNotTheEmbeddingIsRefused) {
   directory_ = OpenModelDirectory(path_).value();
   int refused = 0;
   for (int64_t rank = 0; rank < tp_ * pp_; ++rank) {
-    const auto shard = MakeModelShard(directory_.config, {rank % tp_, tp_, rank / tp_, pp_});
+    const auto shard = MakeModelShard(directory_.config, {rank % tp_, tp_, rank / tp_, pp_, ep_});
     const absl::Status loaded = LoadWeights(directory_, *shard, at::kFloat, at::kCPU, {}).status();
     const absl::Status frozen = LoadFrozenWeights(directory_, *shard, at::kFloat, at::kCPU).status();
     EXPECT_EQ(loaded, frozen);
@@ -145,7 +149,7 @@ TEST_P(WeightsShardTest, NormsOfTheRanksAddUpToTheModels) {
 
 // A rank that owns a part of the optimizer's states has the masters of that part, and all weights.
 TEST_P(WeightsShardTest, RanksHaveTheMastersThatTheyOwn) {
-  const auto shard = MakeModelShard(directory_.config, {tp_ - 1, tp_, pp_ - 1, pp_});
+  const auto shard = MakeModelShard(directory_.config, {tp_ - 1, tp_, pp_ - 1, pp_, ep_});
   ASSERT_TRUE(shard.ok()) << shard.status();
   const int64_t ranks = Draw(2, 5);
   const auto whole = LoadWeights(directory_, *shard, at::kBFloat16, at::kCPU, {});
@@ -184,7 +188,7 @@ TEST_P(WeightsShardTest, ARankReadsItsBoxesOnly) {
     const std::string text =
         entry.shape.size() > 1 ? absl::StrCat("[", row, ", ", column, "]") : absl::StrCat("[", row, "]");
     for (int64_t rank = 0; rank < tp_ * pp_; ++rank) {
-      const auto shard = MakeModelShard(directory_.config, {rank % tp_, tp_, rank / tp_, pp_});
+      const auto shard = MakeModelShard(directory_.config, {rank % tp_, tp_, rank / tp_, pp_, ep_});
       const Weights weights = MakeWeights(*shard, at::kFloat, at::kCPU);
       const bool holds = std::any_of(weights.hf_tensors.begin(), weights.hf_tensors.end(), [&](const HfTensor& t) {
         return t.name == entry.name && row >= t.box.row_begin && row < t.box.row_end && column >= t.box.column_begin &&

@@ -136,27 +136,50 @@ TEST(RoutingTest, ANotANumberReachesTheWeights) {
   EXPECT_LT(routing.experts_TU.max().item<int64_t>(), 4);
 }
 
+// Whom each of some rows chose, of up to nine experts.
+at::Tensor DrawChoices(Draw& draw, int64_t fewest_rows = 0) {
+  const int64_t rows = draw.Between(fewest_rows, 25), count = draw.Between(1, 9), per_token = draw.Between(1, count);
+  at::Tensor experts = at::empty({rows, per_token}, at::kLong);
+  for (int64_t t = 0; t < rows; ++t) experts[t] = at::randperm(count, at::kLong).narrow(0, 0, per_token);
+  return experts;
+}
+
+// All of the experts, or some.
+ExpertRange DrawRange(Draw& draw, int64_t count) {
+  if (draw.Chance(40)) return {0, count};
+  const int64_t begin = draw.Between(0, count - 1);
+  return {begin, draw.Between(1, count - begin)};
+}
+
 TEST(DispatchTest, EachAssignmentHasAPlaceAmongItsExperts) {
   for (uint64_t seed = 1; seed <= 30; ++seed) {
     Draw draw(seed);
-    const int64_t rows = draw.Between(0, 25), count = draw.Between(1, 9), per_token = draw.Between(1, count);
-    at::Tensor experts = at::empty({rows, per_token}, at::kLong);
-    for (int64_t t = 0; t < rows; ++t) experts[t] = at::randperm(count, at::kLong).narrow(0, 0, per_token);
-    const Dispatch dispatch = MakeDispatch(experts, count);
-    ASSERT_EQ(dispatch.ends.size(), static_cast<size_t>(count));
-    ASSERT_EQ(dispatch.ends.back(), rows * per_token);
+    const at::Tensor experts = DrawChoices(draw);
+    const int64_t rows = experts.size(0), per_token = experts.size(1), count = 1 + draw.Between(per_token, 9);
+    const ExpertRange here = DrawRange(draw, count);
+    const Dispatch dispatch = MakeDispatch(experts, here);
+    ASSERT_EQ(dispatch.ends.size(), static_cast<size_t>(here.count));
     ASSERT_TRUE(std::is_sorted(dispatch.ends.begin(), dispatch.ends.end()));
+    int64_t others = 0;
     for (int64_t t = 0; t < rows; ++t) {
       for (int64_t u = 0; u < per_token; ++u) {
-        const auto place = dispatch.places_A[t * per_token + u].item<int64_t>();
-        const auto expert = experts[t][u].item<int64_t>();
+        const auto place = dispatch.places_TU[t][u].item<int64_t>();
+        const auto expert = experts[t][u].item<int64_t>() - here.begin;
+        if (expert < 0 || expert >= here.count) {
+          ++others;
+          EXPECT_EQ(place, dispatch.assignments());
+          continue;
+        }
         EXPECT_EQ(dispatch.rows_A[place].item<int64_t>(), t);
+        EXPECT_EQ(dispatch.choices_A[place].item<int64_t>(), t * per_token + u);
         EXPECT_LT(place, dispatch.ends[static_cast<size_t>(expert)]);
         EXPECT_GE(place, expert == 0 ? 0 : dispatch.ends[static_cast<size_t>(expert) - 1]);
       }
     }
+    EXPECT_EQ(dispatch.assignments() + others, rows * per_token);
+    EXPECT_EQ(dispatch.zero_rows(), others > 0 ? 1 : 0);
     // Rows of one expert stand in their order: a sum over them is the same whatever else is routed.
-    for (int64_t e = 0, begin = 0; e < count; begin = dispatch.ends[static_cast<size_t>(e++)]) {
+    for (int64_t e = 0, begin = 0; e < here.count; begin = dispatch.ends[static_cast<size_t>(e++)]) {
       const at::Tensor of_expert = dispatch.rows_A.slice(0, begin, dispatch.ends[static_cast<size_t>(e)]);
       EXPECT_TRUE(at::equal(of_expert, std::get<0>(of_expert.sort()))) << "seed " << seed << ", expert " << e;
     }
@@ -179,6 +202,10 @@ TEST(GroupedLinearTest, ProductsAndTheirGradientsAreEachExpertsOwn) {
     const at::Tensor y = at::cat(parts), made = GroupedLinearForward(x, weight, ends);
     EXPECT_EQ(made.sizes(), y.sizes());
     const at::Tensor dx = GroupedLinearBackwardInput(dy, weight, ends);
+    const at::Tensor zeros = at::zeros({2, outputs}, made.options());
+    EXPECT_TRUE(at::equal(GroupedLinearForward(x, weight, ends, 2), at::cat({made, zeros}))) << "seed " << seed;
+    const at::Tensor dzeros = at::zeros({1, inputs}, dx.options());
+    EXPECT_TRUE(at::equal(GroupedLinearBackwardInput(dy, weight, ends, 1), at::cat({dx, dzeros}))) << "seed " << seed;
     at::Tensor dweight = at::ones_like(weight);  // it is added to
     GroupedLinearBackwardWeight(testing::TestBackend(), dy, x, dweight, ends);
     if (ends.back() == 0) continue;
@@ -194,17 +221,21 @@ TEST(DispatchTest, TheWayThereIsTheBackwardOfTheWayBack) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     Draw draw(seed);
     Random random(seed);
-    const int64_t rows = draw.Between(1, 25), count = draw.Between(1, 9), per_token = draw.Between(1, count);
-    at::Tensor experts = at::empty({rows, per_token}, at::kLong);
-    for (int64_t t = 0; t < rows; ++t) experts[t] = at::randperm(count, at::kLong).narrow(0, 0, per_token);
-    const Dispatch dispatch = MakeDispatch(experts, count);
-    const at::Tensor x = random.Normal({rows, 5}), y = random.Normal({rows * per_token, 5});
+    const at::Tensor experts = DrawChoices(draw, /*fewest_rows=*/1);
+    const int64_t rows = experts.size(0), per_token = experts.size(1);
+    const ExpertRange here = DrawRange(draw, /*count=*/9);
+    const Dispatch dispatch = MakeDispatch(experts, here);
+    const int64_t assignments = dispatch.assignments();
+    const at::Tensor x = random.Normal({rows, 5}), y = random.Normal({assignments, 5});
+    const at::Tensor with_zeros = at::cat({y, at::zeros({dispatch.zero_rows(), 5}, y.options())});
     const double there = (RowsForExperts(x, dispatch) * y).sum().item<double>();
-    const double back = (x * SumOfExperts(y, dispatch, per_token)).sum().item<double>();
+    const double back = (x * SumOfExperts(with_zeros, dispatch)).sum().item<double>();
     EXPECT_NEAR(there, back, 1e-12 * (1 + std::abs(there))) << "seed " << seed;
     const at::Tensor values = random.Normal({rows, per_token});
-    EXPECT_TRUE(at::equal(FromExperts(ForExperts(values, dispatch), dispatch, per_token), values)) << "seed " << seed;
-    const at::Tensor weights = values.reshape({-1}).index_select(0, at::argsort(dispatch.places_A));
+    const at::Tensor is_here = (experts >= here.begin).logical_and(experts < here.begin + here.count);
+    EXPECT_TRUE(at::equal(FromExperts(ForExperts(values, dispatch), dispatch), values * is_here)) << "seed " << seed;
+    const at::Tensor order = at::argsort(dispatch.places_TU.reshape({-1}), /*stable=*/true);
+    const at::Tensor weights = values.reshape({-1}).index_select(0, order.narrow(0, 0, assignments));
     EXPECT_TRUE(at::equal(ForExperts(values, dispatch), weights)) << "seed " << seed;
   }
 }

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/base/mesh.h"
 #include "common/cost/rank_shape.h"
 #include "common/cost/state_bytes.h"
 #include "common/cost/state_shards.h"
@@ -132,10 +133,14 @@ TEST_P(ShardBytesTest, ATensorParallelRankHoldsNoMoreThanThePlanCounts) {
   model_.num_kv_heads *= Between(0, 1) == 1 ? ranks_ : 1;
   if (model_.num_kv_heads % ranks_ != 0) model_.num_kv_heads = 1;  // which all ranks hold
   model_.ffn_size *= ranks_;
+  if (model_.experts && Between(0, 1) == 1) {
+    model_.experts->count *= ranks_;
+    mesh.set_ep(static_cast<uint32_t>(ranks_));
+  }
   SCOPED_TRACE(::testing::Message() << "seed " << GetParam() << ", ranks " << ranks_);
   int64_t most = 0;
   for (int64_t rank = 0; rank < ranks_; ++rank) {
-    const auto shard = MakeModelShard(model_, {.tp_rank = rank, .tp_size = ranks_});
+    const auto shard = MakeModelShard(model_, {.tp_rank = rank, .tp_size = ranks_, .ep_size = EpSize(mesh)});
     ASSERT_TRUE(shard.ok()) << shard.status();
     int64_t elements = 0;
     for (const LocalTensor& tensor : LocalTensors(*shard)) elements += tensor.box.rows() * tensor.box.columns();
