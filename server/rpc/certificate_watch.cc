@@ -5,7 +5,6 @@
 
 #include "common/rpc/tls_check.h"
 #include "glog/logging.h"
-#include "server/rpc/certificate_news.h"
 
 namespace stemma::server {
 namespace {
@@ -14,26 +13,41 @@ constexpr absl::Duration kLookEvery = absl::Seconds(5);  // as gRPC does (common
 
 }  // namespace
 
-CertificateWatch::CertificateWatch(TlsFiles files, const Clock& clock)
-    : thread_([this, files = std::move(files), &clock] { Run(files, clock); }) {}
+CertificateWatch::CertificateWatch(TlsFiles files, const Clock& clock) : files_(std::move(files)), clock_(clock) {
+  Look();
+  thread_ = std::thread([this] {
+    while (!stopped_.AwaitWithin(kLookEvery)) Look();
+  });
+}
 
 CertificateWatch::~CertificateWatch() {
   stopped_.Set();
   thread_.join();
 }
 
-void CertificateWatch::Run(const TlsFiles& files, const Clock& clock) {
-  CertificateNews news;
-  do {
-    const absl::Time now = clock.Now();
-    const std::optional<CertificateNews::Line> line = news.Look(CheckTlsFiles(files, TlsSide::kServer, now), now);
-    if (!line) continue;
-    if (line->is_warning) {
-      LOG(WARNING) << line->text;
-    } else {
-      LOG(INFO) << line->text;
+CertificateState CertificateWatch::State() const {
+  MutexLock lock(&mutex_);
+  return state_;
+}
+
+void CertificateWatch::Look() {
+  const absl::Time now = clock_.Now();
+  const absl::StatusOr<TlsValidities> found = CheckTlsFiles(files_, TlsSide::kServer, now);
+  {
+    MutexLock lock(&mutex_);
+    state_.whole = found.ok();
+    if (found.ok()) {
+      state_.cert_ends = found->cert.ends;
+      state_.ca_ends = found->ca.ends;
     }
-  } while (!stopped_.AwaitWithin(kLookEvery));
+  }
+  const std::optional<CertificateNews::Line> line = news_.Look(found, now);
+  if (!line) return;
+  if (line->is_warning) {
+    LOG(WARNING) << line->text;
+  } else {
+    LOG(INFO) << line->text;
+  }
 }
 
 }  // namespace stemma::server

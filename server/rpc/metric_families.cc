@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/time/time.h"
 
 namespace stemma::server {
 namespace {
@@ -130,14 +131,27 @@ void AddWork(const Totals& totals, Families& families) {
                   "metric", samples);
 }
 
+void AddCertificates(const CertificateState& certificates, Families& families) {
+  families.Gauge("stemma_tls_files_whole", "1 where new connections can be made with the files of TLS.",
+                 certificates.whole ? 1 : 0);
+  std::vector<Sample> samples;
+  for (const auto& [file, ends] : {std::pair("cert", certificates.cert_ends), std::pair("ca", certificates.ca_ends)}) {
+    if (ends != absl::InfiniteFuture()) samples.push_back({file, absl::ToDoubleSeconds(ends - absl::UnixEpoch())});
+  }
+  families.Gauges("stemma_tls_ends_seconds", "When the last whole certificate of a file ends, in seconds since 1970.",
+                  "file", samples);
+}
+
 }  // namespace
 
-std::vector<MetricFamily> MetricFamiliesOf(const ServerFacts& facts, const std::optional<ServerNumbers>& numbers) {
+std::vector<MetricFamily> MetricFamiliesOf(const ServerFacts& facts, const std::optional<ServerNumbers>& numbers,
+                                           const std::optional<CertificateState>& certificates) {
   Families families;
   families.Gauges("stemma_info", "The server's version.", "version", {{facts.version, 1}});
   families.Gauge("stemma_start_time_seconds", "When the server started, in seconds since 1970.", facts.started_at_s);
   families.Gauge("stemma_answers", "1 where the server decides; 0 where it hangs, as in a write to its disk.",
                  numbers ? 1 : 0);
+  if (certificates) AddCertificates(*certificates, families);
   if (numbers) {
     AddModel(*numbers, families);
     AddTotals(*numbers, families);

@@ -25,13 +25,16 @@ constexpr const char *kThreads = "4", *kIdleMs = "5000";
 // Asks for the numbers at each read. Thread safety: any.
 class AskedNumbers final : public prometheus::Collectable {
  public:
-  AskedNumbers(ServerFacts facts, AskNumbersFunction ask) : facts_(std::move(facts)), ask_(std::move(ask)) {}
+  AskedNumbers(ServerFacts facts, AskNumbersFunction ask, CertificatesFunction certificates)
+      : facts_(std::move(facts)), ask_(std::move(ask)), certificates_(std::move(certificates)) {}
 
   std::vector<prometheus::MetricFamily> Collect() const override {
     const std::shared_ptr<Answer> answer = Ask();
     const double left_s = answer->give_up_s - RealClock().MonotonicSeconds();
-    if (!answer->came.AwaitWithin(absl::Seconds(left_s))) return MetricFamiliesOf(facts_, std::nullopt);
-    return MetricFamiliesOf(facts_, answer->numbers);
+    if (!answer->came.AwaitWithin(absl::Seconds(left_s))) {
+      return MetricFamiliesOf(facts_, std::nullopt, certificates_());
+    }
+    return MetricFamiliesOf(facts_, answer->numbers, certificates_());
   }
 
  private:
@@ -54,6 +57,7 @@ class AskedNumbers final : public prometheus::Collectable {
 
   const ServerFacts facts_;
   const AskNumbersFunction ask_;
+  const CertificatesFunction certificates_;
   mutable Mutex mutex_;
   mutable std::shared_ptr<Answer> asked_ ABSL_GUARDED_BY(mutex_);  // last
 };
@@ -61,9 +65,10 @@ class AskedNumbers final : public prometheus::Collectable {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsListener>> MetricsListener::Open(HostPort address, ServerFacts facts,
-                                                                       AskNumbersFunction ask) {
+                                                                       AskNumbersFunction ask,
+                                                                       CertificatesFunction certificates) {
   std::unique_ptr<MetricsListener> self(new MetricsListener());
-  self->numbers_ = std::make_shared<AskedNumbers>(std::move(facts), std::move(ask));
+  self->numbers_ = std::make_shared<AskedNumbers>(std::move(facts), std::move(ask), std::move(certificates));
   const std::string asked = address.Text();
   try {
     self->exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{

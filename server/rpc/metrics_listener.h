@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -26,13 +27,17 @@ namespace stemma::server {
 // Puts a question: what it is given is called once, from any thread, when it is answered; never once that is stopped.
 using AskNumbersFunction = std::function<void(std::function<void(ServerNumbers)>)>;
 
+// Returns what is known of the files of TLS; nullopt: there are none. Called from any thread.
+using CertificatesFunction = std::function<std::optional<CertificateState>()>;
+
 class MetricsListener {
  public:
   static constexpr absl::Duration kAnswerWithin = absl::Seconds(2);
 
   // Errors: Unavailable - the address cannot be opened.
   static absl::StatusOr<std::unique_ptr<MetricsListener>> Open(HostPort address, ServerFacts facts,
-                                                               AskNumbersFunction ask);
+                                                               AskNumbersFunction ask,
+                                                               CertificatesFunction certificates);
   ~MetricsListener();  // waits for reads under way
 
   const std::string& address() const { return address_; }  // with the port in use

@@ -1,6 +1,7 @@
 #include "server/rpc/server.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "common/base/mesh.h"
@@ -55,8 +56,8 @@ struct Server::Rpc {
   std::unique_ptr<TrainingServiceRpc> training;
   std::unique_ptr<WorkerServiceRpc> worker;
   grpc::CallbackGenericService nothing;
-  std::unique_ptr<MetricsListener> metrics;
   std::unique_ptr<CertificateWatch> certificates;  // with TLS
+  std::unique_ptr<MetricsListener> metrics;
   Listener clients, workers;
   Mutex mutex;
   Listener ops ABSL_GUARDED_BY(mutex);
@@ -89,8 +90,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options, con
                                     [raw = self.get()](bool ready) { raw->SetReady(ready); });
   rpc.training = std::make_unique<TrainingServiceRpc>(*self->coordinator_, options.limits, options.model, numbers);
   rpc.worker = std::make_unique<WorkerServiceRpc>(*self->coordinator_, options.worker_secret);
-  RETURN_IF_ERROR(self->OpenListeners(options, ranks));
   if (options.tls.any()) rpc.certificates = std::make_unique<CertificateWatch>(options.tls, clock);
+  RETURN_IF_ERROR(self->OpenListeners(options, ranks));
   self->watch_ = std::make_unique<AnswerWatchThread>(
       [raw = self.get()](std::function<void()> answer) { raw->coordinator_->Ask(std::move(answer)); }, std::move(watch),
       clock, [raw = self.get()](Answering answering) { raw->SetAnswering(answering); });
@@ -103,7 +104,11 @@ absl::Status Server::OpenMetrics(const ServerOptions& options) {
     raw->AskNumbers(std::move(take));
   };
   const ServerFacts facts = {STEMMA_VERSION, absl::ToDoubleSeconds(clock_.Now() - absl::UnixEpoch())};
-  ASSIGN_OR_RETURN(rpc_->metrics, MetricsListener::Open(*options.metrics_listen, facts, ask));
+  const auto certificates = [watch = rpc_->certificates.get()]() -> std::optional<CertificateState> {
+    if (watch == nullptr) return std::nullopt;
+    return watch->State();
+  };
+  ASSIGN_OR_RETURN(rpc_->metrics, MetricsListener::Open(*options.metrics_listen, facts, ask, certificates));
   metrics_address_ = rpc_->metrics->address();
   return absl::OkStatus();
 }

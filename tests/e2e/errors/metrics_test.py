@@ -16,6 +16,7 @@ import pytest
 from failpoints import Failpoints
 from faults_test import submit, wait_until
 from good_request import Request
+from e2e.certificates import Certificates
 from metrics_page import address, ask, read
 from server import MODEL, PATIENCE_S, Cluster, wait_for
 from stemma import _proto
@@ -88,9 +89,14 @@ def test_what_ran_for_its_log_probs_alone_is_no_applied_work():
         assert not any(work) and "stemma_last_step" not in after, after
 
 
-def test_the_page_lists_every_metric_and_no_other():
+def test_the_page_lists_every_metric_and_no_other(tmp_path):
+    """With TLS, of which some tell."""
     listed = set(re.findall(r"(?m)^\| `(stemma_\w+)`", PAGE))
-    with Cluster(model=MODEL, flags=LISTEN) as cluster:
+    files = Certificates(tmp_path)
+    tls = ("--tls-ca", str(files.ca), "--tls-cert", str(files.server.cert), "--tls-key", str(files.server.key))
+    of_client = ("--tls-ca", str(files.ca), "--tls-cert", str(files.client.cert), "--tls-key", str(files.client.key))
+    credentials = grpc.ssl_channel_credentials(files.ca.read_bytes(), files.client.key.read_bytes(), files.client.cert.read_bytes())
+    with Cluster(model=MODEL, flags=(*LISTEN, *tls), worker_flags=("--once", *of_client), credentials=credentials) as cluster:
         Request().send(cluster.stub)
         cluster.stub.SaveCheckpoint(_proto.SaveCheckpointRequest(name="kept"), timeout=PATIENCE_S)
         found = read(cluster)

@@ -15,6 +15,7 @@ import stemma
 from stemma import _proto
 
 from e2e.certificates import DAY, Certificates, openssl
+from e2e.errors import metrics_page
 from e2e.errors.server import BUILD, MODEL, Cluster, start, wait_for
 from e2e.own_loopback import HOST, channel_to
 
@@ -188,6 +189,35 @@ def test_a_renewed_certificate_is_taken_without_a_restart(files):
         wait_for(lambda: "the files of TLS are whole again" in running.said(), "the log")
         assert running.state() == "IDLE" and running.worker.poll() is None, "connections that were there go on"
         assert re.search("WARNING the certificate of --tls-cert ends at .* renew it", running.said())
+
+
+def ends_at(cert):
+    """In seconds since 1970, as the `openssl` program reads it."""
+    text = subprocess.run(["openssl", "x509", "-in", cert, "-noout", "-enddate"], check=True, capture_output=True, text=True).stdout
+    return ssl.cert_time_to_seconds(text.strip().partition("=")[2])
+
+
+def test_metrics_say_when_certificates_end_and_that_files_are_spoiled(files):
+    shown = files.authority.issue("measured", [HOST], ends=DAY)
+    flags = (*own(shown), "--tls-ca", str(files.ca), "--metrics-listen", "127.0.0.1:0")
+    with Cluster(flags=flags, worker=False) as running:
+        def ends():
+            return metrics_page.read(running)["stemma_tls_ends_seconds"]
+
+        def whole():
+            return metrics_page.read(running)["stemma_tls_files_whole"]
+
+        first = ends_at(shown.cert)
+        assert (ends(), whole()) == ({"cert": first, "ca": ends_at(files.ca)}, 1)
+        renewed = files.authority.issue("measured-later", [HOST], ends=2 * DAY)
+        os.replace(renewed.key, shown.key)
+        wait_for(lambda: whole() == 0, "the key to be missed")
+        assert ends()["cert"] == first
+        os.replace(renewed.cert, shown.cert)
+        wait_for(lambda: whole() == 1, "the renewed certificate")
+        assert ends()["cert"] == ends_at(shown.cert) == pytest.approx(first + DAY.total_seconds(), abs=60)
+    with Cluster(flags=("--metrics-listen", "127.0.0.1:0"), worker=False) as plain:
+        assert not [name for name in metrics_page.read(plain) if "tls" in name]
 
 
 def serial(files, address):
