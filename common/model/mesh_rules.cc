@@ -16,13 +16,18 @@ namespace {
 // Each axis is at most kRanksMax, so the product does not overflow.
 int64_t RanksAsked(const v1::Mesh& mesh) { return int64_t{DpSize(mesh)} * PpSize(mesh) * CpSize(mesh) * TpSize(mesh); }
 
-// Returns every reason why the tensor-parallel ranks cannot be so many sets with experts of their own.
+// Returns every reason why the tensor-parallel ranks cannot be so many sets with experts of their own, of whose columns
+// each rank of a set has as many.
 std::vector<std::string> ExpertProblems(const ModelConfig& config, int64_t tp_size, int64_t ep_size) {
   if (ep_size == 1) return {};
   std::vector<std::string> problems;
   if (tp_size % ep_size != 0) {
     problems.push_back(absl::StrCat("ep: ", ep_size, " does not divide tp, ", tp_size,
                                     ", whose ranks the experts are dealt to; choose a divisor of tp"));
+  } else if (const int64_t ranks = tp_size / ep_size; config.ffn_size % ranks != 0) {
+    problems.push_back(absl::StrCat("ep: the ", ranks, " ranks of each of ", ep_size, " sets cannot share an expert's ",
+                                    config.ffn_size, " FFN columns evenly; choose tp / ep a divisor of ",
+                                    config.ffn_size));
   }
   if (!config.experts) {
     problems.push_back(absl::StrCat("ep: ", ep_size, ", but the model has no experts; leave ep out"));
@@ -45,7 +50,6 @@ int64_t LargestEp(const ModelConfig& config, int64_t tp_size, int64_t most) {
 
 std::vector<std::string> TensorParallelProblems(const ModelConfig& config, int64_t tp_size, int64_t ep_size) {
   std::vector<std::string> problems = ExpertProblems(config, tp_size, ep_size);
-  const bool divides_tp = tp_size % ep_size == 0;
   const auto divides = [&](const char* what, int64_t number) {
     if (number % tp_size == 0) return;
     problems.push_back(absl::StrCat("tp: ", tp_size, " ranks cannot share the model's ", number, " ", what,
@@ -53,11 +57,6 @@ std::vector<std::string> TensorParallelProblems(const ModelConfig& config, int64
   };
   divides("attention heads", config.num_heads);
   if (ep_size == 1) divides("FFN columns", config.ffn_size);
-  if (const int64_t ranks = divides_tp ? tp_size / ep_size : 1; ep_size > 1 && config.ffn_size % ranks != 0) {
-    problems.push_back(absl::StrCat("ep: the ", ranks, " ranks of each of ", ep_size, " sets cannot share an expert's ",
-                                    config.ffn_size, " FFN columns evenly; choose tp / ep a divisor of ",
-                                    config.ffn_size));
-  }
   if (config.num_kv_heads % tp_size != 0 && tp_size % config.num_kv_heads != 0) {
     problems.push_back(absl::StrCat("tp: the model's ", config.num_kv_heads, " K/V heads and ", tp_size,
                                     " ranks do not divide one another; choose a divisor of ", config.num_kv_heads,

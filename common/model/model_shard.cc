@@ -32,13 +32,14 @@ bool IsOnStage(const TensorSpec& tensor, const ModelShard& shard) {
   return shard.is_first() || (shard.is_last() && shard.config.tie_word_embeddings);
 }
 
+// Returns how many of a layer's experts a rank has columns of.
+int64_t ExpertsHeld(const ModelShard& shard) { return shard.config.experts.value().count / shard.place.ep_size; }
+
 }  // namespace
 
 int64_t ModelShard::kv_replicas() const { return std::max<int64_t>(place.tp_size / config.num_kv_heads, 1); }
 
-int64_t ModelShard::expert_begin() const {
-  return place.tp_rank / ranks_of_expert() * (config.experts.value().count / place.ep_size);
-}
+int64_t ModelShard::expert_begin() const { return place.tp_rank / ranks_of_expert() * ExpertsHeld(*this); }
 
 ModelConfig ModelShard::LocalConfig() const {
   ModelConfig local = config;
@@ -73,8 +74,8 @@ std::optional<TensorBox> BoxOf(const TensorSpec& tensor, const ModelShard& shard
   TensorBox box{0, tensor.shape[0], 0, is_vector ? 1 : tensor.shape[1]};
   int64_t rank = shard.place.tp_rank, ranks = shard.place.tp_size;
   if (tensor.expert >= 0) {
-    const int64_t first = shard.expert_begin(), held = shard.config.experts->count / shard.place.ep_size;
-    if (tensor.expert < first || tensor.expert >= first + held) return std::nullopt;
+    const int64_t first = shard.expert_begin();
+    if (tensor.expert < first || tensor.expert >= first + ExpertsHeld(shard)) return std::nullopt;
     ranks = shard.ranks_of_expert();
     rank %= ranks;
   }

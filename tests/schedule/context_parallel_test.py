@@ -9,9 +9,9 @@ import os
 import random
 
 import pytest
-import torch
-from drawn_steps import (LARGE, SHAPE, assert_bf16_is_as_near_as_one_ranks, assert_policies_have_the_same_bits,
-                         assert_ten_steps_are_one_ranks, assert_the_oracles, drawn_options, drawn_request, drawn_shape)
+from drawn_steps import (LARGE, SHAPE, assert_a_mistake_fails, assert_bf16_is_as_near_as_one_ranks,
+                         assert_policies_have_the_same_bits, assert_ten_steps_are_one_ranks, assert_the_oracles,
+                         assert_twice_the_same_bits, drawn_options, drawn_request, drawn_shape)
 
 from oracle import compare, hf64, models, requests, step
 from oracle.probe import ProbeError
@@ -71,9 +71,7 @@ def setting(tmp_path_factory):
 @pytest.mark.parametrize("seed", (0, 3))
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_same_ranks_twice_have_the_same_bits(mesh, seed, setting, probe):
-    directory, request, _ = setting
-    first, second = (probe.run(directory, request, mesh=mesh, dtype="fp32", apply=True, context_seed=seed)[1] for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_twice_the_same_bits(probe, setting, mesh, context_seed=seed)
 
 
 @pytest.mark.parametrize("seed", (0, 3))
@@ -97,11 +95,7 @@ def test_bf16_is_as_near_to_the_truth_as_on_one_rank(mesh, setting, probe):
 @pytest.mark.parametrize("seed", (0, 3))
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_mistake_between_the_ranks_fails(control, seed, mesh, setting, probe):
-    directory, request, expected = setting
-    answer, tensors = probe.run(directory, request, mesh=mesh, cp_control=control, context_seed=seed)
-    errors = compare.step_errors(answer, tensors, expected)
-    assert max(errors.gradients.values()) > LARGE, errors.report()
-    assert (errors.log_prob > LARGE) == (control == "kv_of_others"), errors.report()
+    assert_a_mistake_fails(probe, setting, mesh, in_log_probs=control == "kv_of_others", cp_control=control, context_seed=seed)
 
 
 def test_data_ranks_that_do_not_sum_their_gradients_fail(setting, probe):
@@ -155,11 +149,8 @@ def test_cut_rollouts_in_bf16_are_as_near_to_the_truth_as_on_one_rank(mesh, cut_
 @pytest.mark.parametrize("control", ("skipped_reduction", "mean_for_sum", "gradients_of_others", "kv_of_others", "log_probs_of_others"))
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_mistake_between_the_ranks_of_a_cut_rollout_fails(control, mesh, cut_setting, probe):
-    directory, request, expected = cut_setting
-    answer, tensors = probe.run(directory, request, mesh=mesh, cp_control=f"cut_{control}", context_seed=3, context_cut=True)
-    errors = compare.step_errors(answer, tensors, expected)
-    assert max(errors.gradients.values()) > LARGE, errors.report()
-    assert (errors.log_prob > LARGE) == (control in ("kv_of_others", "log_probs_of_others")), errors.report()
+    assert_a_mistake_fails(probe, cut_setting, mesh, in_log_probs=control in ("kv_of_others", "log_probs_of_others"),
+                           cp_control=f"cut_{control}", context_seed=3, context_cut=True)
 
 
 @pytest.fixture(scope="module")

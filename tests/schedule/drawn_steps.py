@@ -48,6 +48,21 @@ def assert_the_oracles(case, folder, probe, seed):
     return answer
 
 
+def assert_twice_the_same_bits(probe, setting, mesh, **options):
+    directory, request, _ = setting
+    first, second = (probe.run(directory, request, mesh=mesh, dtype="fp32", apply=True, **options)[1] for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def assert_a_mistake_fails(probe, setting, mesh, in_log_probs, **control):
+    """The mistake spoils gradients, and log-probs only where it is said to."""
+    directory, request, expected = setting
+    answer, tensors = probe.run(directory, request, mesh=mesh, **control)
+    errors = compare.step_errors(answer, tensors, expected)
+    assert max(errors.gradients.values()) > LARGE, errors.report()
+    assert (errors.log_prob > LARGE) == in_log_probs, errors.report()
+
+
 def assert_policies_have_the_same_bits(probe, setting, mesh, **options):
     directory, request, _ = setting
     kept, *recomputed = (probe.run(directory, request, mesh=mesh, dtype="fp32", prefix_policy=policy, suffix_policy=policy,

@@ -10,8 +10,9 @@ import random
 
 import pytest
 import torch
-from drawn_steps import (LARGE, SHAPE, assert_bf16_is_as_near_as_one_ranks, assert_policies_have_the_same_bits,
-                         assert_ten_steps_are_one_ranks, assert_the_oracles, drawn_options, drawn_request, drawn_shape)
+from drawn_steps import (LARGE, SHAPE, assert_a_mistake_fails, assert_bf16_is_as_near_as_one_ranks,
+                         assert_policies_have_the_same_bits, assert_ten_steps_are_one_ranks, assert_the_oracles,
+                         assert_twice_the_same_bits, drawn_options, drawn_request, drawn_shape)
 
 from oracle import compare, hf64, models, requests, step
 from oracle.probe import ProbeError
@@ -71,9 +72,7 @@ def setting(tmp_path_factory):
 @pytest.mark.parametrize("seed", (0, 3))
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_same_ranks_twice_have_the_same_bits(mesh, seed, setting, probe):
-    directory, request, _ = setting
-    first, second = (probe.run(directory, request, mesh=mesh, dtype="fp32", apply=True, stage_seed=seed)[1] for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_twice_the_same_bits(probe, setting, mesh, stage_seed=seed)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -106,11 +105,7 @@ def test_bf16_is_as_near_to_the_truth_as_on_one_rank(mesh, setting, probe):
 @pytest.mark.parametrize("control", ("hidden_of_others", "hidden_gradients_dropped"))
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_mistake_between_the_stages_fails(control, mesh, setting, probe):
-    directory, request, expected = setting
-    answer, tensors = probe.run(directory, request, mesh=mesh, pp_control=control)
-    errors = compare.step_errors(answer, tensors, expected)
-    assert max(errors.gradients.values()) > LARGE, errors.report()
-    assert (errors.log_prob > LARGE) == (control == "hidden_of_others"), errors.report()
+    assert_a_mistake_fails(probe, setting, mesh, in_log_probs=control == "hidden_of_others", pp_control=control)
 
 
 @pytest.mark.parametrize("mesh", MESHES)

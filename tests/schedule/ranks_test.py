@@ -8,7 +8,7 @@ import os
 import random
 
 import pytest
-import torch
+from drawn_steps import assert_twice_the_same_bits
 
 from oracle import compare, requests, step
 
@@ -57,9 +57,7 @@ def setting(model_table):
 
 
 def test_the_same_ranks_twice_have_the_same_bits(setting, probe):
-    directory, request, _ = setting
-    first, second = (probe.run(directory, request, mesh="dp=3", dtype="fp32", apply=True)[1] for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_twice_the_same_bits(probe, setting, "dp=3")
 
 
 @pytest.mark.parametrize("ranks", (2, 3, 4))

@@ -10,11 +10,11 @@ import os
 import random
 
 import pytest
-import torch
-from drawn_steps import (LARGE, SHAPE, assert_bf16_is_as_near_as_one_ranks, assert_policies_have_the_same_bits,
-                         assert_ten_steps_are_one_ranks, assert_the_oracles, drawn_options, drawn_request, drawn_shape)
+from drawn_steps import (SHAPE, assert_a_mistake_fails, assert_bf16_is_as_near_as_one_ranks,
+                         assert_policies_have_the_same_bits, assert_ten_steps_are_one_ranks, assert_the_oracles,
+                         assert_twice_the_same_bits, drawn_options, drawn_request, drawn_shape)
 
-from oracle import compare, hf64, models, requests, step
+from oracle import hf64, models, requests, step
 from oracle.probe import ProbeError
 
 _SEED = int(os.environ.get("STEMMA_SEED", "130"))
@@ -74,10 +74,7 @@ def setting(tmp_path_factory):
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_same_ranks_twice_have_the_same_bits(mesh, reduce, setting, probe):
-    directory, request, _ = setting
-    first, second = (probe.run(directory, request, mesh=mesh, dtype="fp32", apply=True, shard=True, reduce=reduce)[1]
-                     for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_twice_the_same_bits(probe, setting, mesh, shard=True, reduce=reduce)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -101,11 +98,8 @@ def test_bf16_is_as_near_to_the_truth_as_on_one_rank(mesh, setting, probe):
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_mistake_between_the_owners_fails(control, mesh, reduce, setting, probe):
     """Gradients that are not summed or averaged; layers whose parts stand in the places of other ranks'."""
-    directory, request, expected = setting
-    answer, tensors = probe.run(directory, request, mesh=mesh, rank_control=control, shard=True, reduce=reduce)
-    errors = compare.step_errors(answer, tensors, expected)
-    assert max(errors.gradients.values()) > LARGE, errors.report()
-    assert (errors.log_prob > LARGE) == (control == "swapped_weights"), errors.report()
+    assert_a_mistake_fails(probe, setting, mesh, in_log_probs=control == "swapped_weights", rank_control=control, shard=True,
+                           reduce=reduce)
 
 
 @pytest.mark.parametrize("mesh", ("dp=2,tp=2", "dp=2,pp=2"))

@@ -9,11 +9,11 @@ import os
 import random
 
 import pytest
-import torch
-from drawn_steps import (LARGE, SHAPE, assert_bf16_is_as_near_as_one_ranks, assert_policies_have_the_same_bits,
-                         assert_ten_steps_are_one_ranks, assert_the_oracles, drawn_options, drawn_request)
+from drawn_steps import (SHAPE, assert_a_mistake_fails, assert_bf16_is_as_near_as_one_ranks,
+                         assert_policies_have_the_same_bits, assert_ten_steps_are_one_ranks, assert_the_oracles,
+                         assert_twice_the_same_bits, drawn_options, drawn_request)
 
-from oracle import compare, hf64, models, requests, step
+from oracle import hf64, models, requests, step
 
 _SEED = int(os.environ.get("STEMMA_SEED", "60"))
 
@@ -68,9 +68,7 @@ def setting(tmp_path_factory):
 
 @pytest.mark.parametrize("mesh", ("tp=2", "tp=4", "dp=2,tp=2"))
 def test_the_same_ranks_twice_have_the_same_bits(mesh, setting, probe):
-    directory, request, _ = setting
-    first, second = (probe.run(directory, request, mesh=mesh, dtype="fp32", apply=True)[1] for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_twice_the_same_bits(probe, setting, mesh)
 
 
 @pytest.mark.parametrize("mesh", ("tp=2", "tp=4", "dp=2,tp=2"))
@@ -93,11 +91,7 @@ def test_bf16_is_as_near_to_the_truth_as_on_one_rank(mesh, setting, probe):
                                      "row_sums_of_others", "own_vocabulary", "vocabulary_off_by_one"))
 @pytest.mark.parametrize("mesh", ("tp=2", "dp=2,tp=2"))
 def test_a_mistake_inside_of_a_copy_fails(control, mesh, setting, probe):
-    directory, request, expected = setting
-    answer, tensors = probe.run(directory, request, mesh=mesh, tp_control=control)
-    errors = compare.step_errors(answer, tensors, expected)
-    assert errors.log_prob > LARGE, errors.report()
-    assert max(errors.gradients.values()) > LARGE, errors.report()
+    assert_a_mistake_fails(probe, setting, mesh, in_log_probs=True, tp_control=control)
 
 
 def test_partial_gradients_that_are_not_summed_fail(setting, probe):

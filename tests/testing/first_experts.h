@@ -6,12 +6,9 @@
 
 namespace stemma::testing {
 
-// Makes the products of each router equal, of which the lowest experts are chosen.
+// Makes the products of each router equal, of which the lowest experts are chosen. REQUIRES: the model has experts.
 inline void SendAllRowsToTheFirstExperts(const worker::Weights& weights) {
-  for (const worker::LayerWeights& layer : weights.layers) {
-    const int router = layer[TensorRole::kRouter];
-    if (router >= 0) weights.at(router).weight.zero_();
-  }
+  for (const worker::LayerWeights& layer : weights.layers) weights.at(layer[TensorRole::kRouter]).weight.zero_();
 }
 
 }  // namespace stemma::testing
