@@ -47,6 +47,7 @@ int main(int argc, char** argv) {
   stemma::cli::AddExportCommand(app, run);
   stemma::cli::AddCheckpointCommand(app, run);
   stemma::cli::AddLogprobCommand(app, run);
+  stemma::cli::AddVerifyCommand(app, run);
   stemma::cli::AddMeshCommand(app, run);
   stemma::cli::AddSimulateCommand(app, run);
   stemma::cli::AddModelCommand(app, run);

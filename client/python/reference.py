@@ -22,7 +22,7 @@ SECTIONS = [
     ("Calling a server", ["Client", "Tls", "Future", "LocalServer"]),
     ("What is sent", ["Group", "Rollout", "LossConfig", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "importance_sampling",
                       "reinforce", "cross_entropy", "AdamW", "adamw", "constant", "linear", "cosine"]),
-    ("What comes back", ["UpdateResult", "StepResult", "RolloutLogProbs", "Checkpoint", "LoadedCheckpoint", "Export"]),
+    ("What comes back", ["UpdateResult", "StepResult", "RolloutLogProbs", "Verification", "ParameterError", "Checkpoint", "LoadedCheckpoint", "Export"]),
     ("Errors", ["StemmaError", "LineageLostError", "RequestInterrupted"]),
     ("Before a server: what reuse would save", ["bound", "Bound"]),
     ("Traces: `stemma.trace`", ["trace.TraceWriter", "trace.read"]),

@@ -81,6 +81,15 @@ class HeaderCheck {
   Violations& violations_;
 };
 
+// Refuses what only UpdateActor reads of a request's header at `path`: it keeps its request, and answers what became of
+// it.
+void CheckNotKept(const std::string& path, const v1::RequestHeader& header, const std::string& reader,
+                  HeaderCheck& check) {
+  check.NeverRead(path + ".validate_only", header.validate_only(), reader);
+  check.NeverRead(path + ".wait_ms", header.has_wait_ms(), reader);
+  check.NeverRead(path + ".on_nonfinite", header.on_nonfinite() != v1::ON_NONFINITE_UNSPECIFIED, reader);
+}
+
 void CheckRequestHeader(const std::string& path, const v1::RequestHeader& header, bool update, HeaderCheck& check) {
   if (update || !header.request_id().empty()) {
     if (const absl::Status status = CheckRequestId(header.request_id()); !status.ok()) {
@@ -99,11 +108,7 @@ void CheckRequestHeader(const std::string& path, const v1::RequestHeader& header
   if (!v1::OnNonfinite_IsValid(header.on_nonfinite())) {
     check.Add(path + ".on_nonfinite", absl::StrCat("is ", header.on_nonfinite(), ", neither ABORT nor SKIP"));
   }
-  if (update) return;
-  const std::string reader = "ComputeLogProb";
-  check.NeverRead(path + ".validate_only", header.validate_only(), reader);
-  check.NeverRead(path + ".wait_ms", header.has_wait_ms(), reader);
-  check.NeverRead(path + ".on_nonfinite", header.on_nonfinite() != v1::ON_NONFINITE_UNSPECIFIED, reader);
+  if (!update) CheckNotKept(path, header, "ComputeLogProb", check);
 }
 
 void CheckLossMode(const v1::LossConfig& loss, HeaderCheck& check, RolloutNeeds& needs) {
@@ -259,6 +264,18 @@ RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, const RunNumbers&
   check.Unread("update.trace_step", header.has_trace_step() && header.request().validate_only(),
                "validate_only runs no step");
   return needs;
+}
+
+void CheckVerification(const v1::UpdateHeader& header, const RunNumbers& numbers, Violations& violations) {
+  HeaderCheck check(numbers, violations);
+  const std::string reader = "VerifyGroup";
+  CheckNotKept("update.request", header.request(), reader, check);
+  check.NeverRead("update.trace_step", header.has_trace_step(), reader);
+  check.NeverRead("update.return_log_probs", header.return_log_probs(), reader);
+  if (header.request().schedule() == v1::DENSE) {
+    check.Add("update.request.schedule",
+              "is DENSE, with which VerifyGroup compares: give REUSE or AUTO, or leave it out");
+  }
 }
 
 void CheckLogProbHeader(const v1::LogProbHeader& header, const RunNumbers& numbers, Violations& violations) {

@@ -32,6 +32,8 @@ struct RolloutNeeds {
 };
 
 RolloutNeeds CheckUpdateHeader(const v1::UpdateHeader& header, const RunNumbers& numbers, Violations& violations);
+// Refuses what VerifyGroup does not read of a header that CheckUpdateHeader takes.
+void CheckVerification(const v1::UpdateHeader& header, const RunNumbers& numbers, Violations& violations);
 void CheckLogProbHeader(const v1::LogProbHeader& header, const RunNumbers& numbers, Violations& violations);
 
 }  // namespace stemma

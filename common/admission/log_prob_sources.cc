@@ -29,7 +29,7 @@ std::vector<std::string> CheckpointsReadBy(const v1::UpdateHeader& header) {
 }
 
 std::vector<std::string> CheckpointsReadBy(const TrainingRequest& request) {
-  if (request.kind == TrainingRequest::Kind::kUpdate) return CheckpointsReadBy(request.update);
+  if (request.has_loss()) return CheckpointsReadBy(request.update);
   return OnlyCheckpoints({request.log_prob.weights()});
 }
 

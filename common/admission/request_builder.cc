@@ -90,15 +90,17 @@ absl::Status RequestBuilder::AddPart(v1::GroupPart& part) {
 
 absl::Status RequestBuilder::AddHeader(v1::GroupPart& part) {
   if (has_header_) return ShortStream("a second header");
-  const bool update = request_.kind == TrainingRequest::Kind::kUpdate;
-  if (update != part.has_update()) {
-    return ShortStream(absl::StrCat("the header must be `", update ? "update" : "log_prob", "`"));
+  if (request_.has_loss() != part.has_update()) {
+    return ShortStream(absl::StrCat("the header must be `", request_.has_loss() ? "update" : "log_prob", "`"));
   }
   has_header_ = true;
   CheckKnownFields(part, "", violations_);
-  if (update) {
+  if (request_.has_loss()) {
     request_.update = std::move(*part.mutable_update());
     needs_ = CheckUpdateHeader(request_.update, group_limits_.numbers, violations_);
+    if (request_.kind == TrainingRequest::Kind::kVerify) {
+      CheckVerification(request_.update, group_limits_.numbers, violations_);
+    }
   } else {
     request_.log_prob = std::move(*part.mutable_log_prob());
     CheckLogProbHeader(request_.log_prob, group_limits_.numbers, violations_);
@@ -230,6 +232,14 @@ absl::Status RequestBuilder::CheckSteps() {
 
 absl::Status RequestBuilder::CheckUpdate() {
   RETURN_IF_ERROR(CheckSteps());
+  if (request_.kind == TrainingRequest::Kind::kVerify && request_.num_steps != 1) {
+    Violations violations;
+    violations.Add("update.ppo_mini_batch_size",
+                   absl::StrCat("and ppo_epochs ask for ", request_.num_steps,
+                                " optimizer steps, and VerifyGroup compares the gradients of one: leave both out, or "
+                                "send the groups of one mini-batch"));
+    return violations.ToStatus();
+  }
   return FillAdvantages(request_.update.loss(), group_limits_.numbers, request_.groups);
 }
 
@@ -244,7 +254,7 @@ absl::StatusOr<std::shared_ptr<const TrainingRequest>> RequestBuilder::Finish() 
   }
   if (!violations_.empty()) return violations_.ToStatus();
   request_.digest = DigestOf(request_.update, request_.groups);  // of what was sent: before rewards become advantages
-  if (request_.kind == TrainingRequest::Kind::kUpdate) request_.refused = CheckUpdate();
+  if (request_.has_loss()) request_.refused = CheckUpdate();
   return std::make_shared<const TrainingRequest>(std::move(request_));
 }
 

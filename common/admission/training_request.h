@@ -15,16 +15,17 @@
 namespace stemma {
 
 struct TrainingRequest {
-  enum class Kind { kUpdate, kLogProb };
+  enum class Kind { kUpdate, kVerify, kLogProb };
 
-  const v1::RequestHeader& header() const { return kind == Kind::kUpdate ? update.request() : log_prob.request(); }
+  bool has_loss() const { return kind != Kind::kLogProb; }
+  const v1::RequestHeader& header() const { return has_loss() ? update.request() : log_prob.request(); }
 
   Kind kind = Kind::kUpdate;
-  v1::UpdateHeader update;     // kUpdate
+  v1::UpdateHeader update;     // kUpdate, kVerify
   v1::LogProbHeader log_prob;  // kLogProb
   std::vector<v1::PromptGroup> groups;
   std::string digest;      // SHA-256 of the request (common/base/digest.h); empty: it was not read to its end
-  uint64_t num_steps = 1;  // optimizer steps; 1 of a log-prob pass
+  uint64_t num_steps = 1;  // optimizer steps; 1 of what makes none
   uint64_t num_rollouts = 0;
   uint64_t num_tokens = 0;  // prompts once per group, and responses
   uint64_t bytes = 0;       // of the groups as messages

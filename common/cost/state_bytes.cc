@@ -95,6 +95,11 @@ bool ShardsParameters(const v1::RunConfig& run) {
   return run.shard_parameters() == v1::SHARD_PARAMETERS_ON && DataRanks(run.mesh()) > 1;
 }
 
+int64_t KeptGradientBytes(const ModelConfig& config, const v1::RunConfig& run) {
+  const RunDtype dtype = RunDtypeOf(run.dtype());
+  return StateBytesOf(config, run).optimizer / OptimizerBytes(dtype) * AccumulateBytes(dtype);
+}
+
 int64_t HostTapeBytesMax(const ModelConfig& config, const v1::RunConfig& run) {
   const int64_t states = StateBytesOf(config, run).host(run.optimizer_residency());
   return std::max<int64_t>(0, static_cast<int64_t>(run.host_memory_bytes()) - states);

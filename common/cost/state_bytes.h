@@ -58,6 +58,9 @@ bool ShardsParameters(const v1::RunConfig& run);
 // Returns the bytes of a run's dtype, mesh and sharding.
 StateBytes StateBytesOf(const ModelConfig& config, const v1::RunConfig& run);
 
+// Returns the bytes of the gradients of the elements whose optimizer states a rank owns.
+int64_t KeptGradientBytes(const ModelConfig& config, const v1::RunConfig& run);
+
 // Returns the host memory that optimizer states leave to tapes, in a run whose memory is divided. The server plans by
 // it, and it is the size of the worker's arena.
 int64_t HostTapeBytesMax(const ModelConfig& config, const v1::RunConfig& run);

@@ -39,6 +39,7 @@ struct PlannerRequest {
   int log_prob_passes = 0;        // old or ref from WEIGHTS: how many weights they name
   bool reads_checkpoint = false;  // one of these, or what ComputeLogProb names: the passes run beside its weights
   bool forward_only = false;      // ComputeLogProb: one step, no backward
+  bool beside_gradients = false;  // VerifyGroup: the device holds another run's gradients
   v1::Schedule schedule = v1::AUTO;
   bool whole_rollouts = false;  // the loss takes its gradient of whole responses (common/cost/byte_shape.h)
 };

@@ -20,12 +20,15 @@ MemoryOptions RequestOptions(const PlannerModel& model, const PlannerRequest& re
     options.cluster_prefix_rows = options.wave_rows;
   }
   if (forward_only) options.held_bytes = CheckpointBytes(model, request);
+  if (request.beside_gradients) options.held_bytes += KeptGradientBytes(model.config, model.run);
   if (sharded) options.held_bytes += StateBytesOf(model.config, model.run).gathering;
   if (options.sums_gradients) options.held_bytes += StateBytesOf(model.config, model.run).gradient_sums;
   if (staged && !forward_only) options.rounds_in_flight = static_cast<int64_t>(options.stages.size());
   // What is in flight of it, orders say when they are known.
   const int64_t in_flight = staged ? RowsInFlightBytes(options, request) : 0;
-  if (staged || forward_only || sharded) options.KeepFree(options.held_bytes + in_flight);
+  if (staged || forward_only || sharded || request.beside_gradients) {
+    options.KeepFree(options.held_bytes + in_flight);
+  }
   return options;
 }
 

@@ -88,7 +88,8 @@ absl::Status GroupTooLarge(const MemoryOptions& options, const PackingGroup& gro
                                   options.forward_only ? " in a log-prob pass" : "", ", and ", field, " leaves ", left);
   if (!host && options.kept_free_bytes > 0) {
     absl::StrAppend(&text, " beside ", options.kept_free_bytes,
-                    " that a checkpoint's weights, sums of gradients, gathered parameters or stages in flight take");
+                    " that a checkpoint's weights, sums of gradients, another run's gradients, gathered parameters or "
+                    "stages in flight take");
   }
   if (!forced.empty()) {
     absl::StrAppend(&text, "; the run configuration forces ", absl::StrJoin(forced, ", "), ": lower or unset it, or");

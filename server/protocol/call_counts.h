@@ -1,5 +1,5 @@
-// How the log-prob passes and exports of clients ended since the server started: they leave no rows in the journal, of
-// which the other totals are made (server/protocol/totals.h). Pure.
+// How the log-prob passes, verifications and exports of clients ended since the server started: they leave no rows in
+// the journal, of which the other totals are made (server/protocol/totals.h). Pure.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,14 @@ struct CallCounts {
   struct Ends {
     uint64_t done = 0, failed = 0, cancelled = 0;  // cancelled: its client left
   };
-  Ends log_prob_passes, exports;
+  Ends log_prob_passes, verifications, exports;
 
   // Counts the end of a job; those of checkpoints are counted where they are saved.
   void Count(const CallJob& job, const Reply& reply) {
     const auto* said = std::get_if<absl::Status>(&reply);
     const absl::Status status = said == nullptr ? absl::OkStatus() : *said;
     if (std::holds_alternative<LogProbJob>(job.work)) CountIn(log_prob_passes, status);
+    if (std::holds_alternative<VerifyJob>(job.work)) CountIn(verifications, status);
     if (std::holds_alternative<ExportJob>(job.work)) CountIn(exports, status);
   }
 

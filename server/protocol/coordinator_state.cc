@@ -117,6 +117,8 @@ void CoordinatorState::OnRank(SessionId session, const internal::v1::WorkerMessa
       return runner_.OnResultChunk(rank, message.results());
     case internal::v1::WorkerMessage::kLogProbDone:
       return runner_.OnLogProbDone(rank, message.log_prob_done());
+    case internal::v1::WorkerMessage::kVerifyDone:
+      return runner_.OnVerifyDone(rank, message.verify_done());
     case internal::v1::WorkerMessage::kExportDone:
       return runner_.OnExportDone(rank, message.export_done());
     case internal::v1::WorkerMessage::kSaveStaged:

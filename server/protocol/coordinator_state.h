@@ -1,5 +1,6 @@
-// The server as a state machine: one gang of workers, a queue of jobs (updates, log-prob passes, exports), the step
-// protocol. Pure: events, the time and the room on the disk in, actions and reasons out; no clock, thread or I/O.
+// The server as a state machine: one gang of workers, a queue of jobs (updates, log-prob passes, verifications,
+// exports), the step protocol. Pure: events, the time and the room on the disk in, actions and reasons out; no clock,
+// thread or I/O.
 //
 // This class says which part handles which event; coordinator_state.cc is the page to begin with. What is kept:
 //   Gang               the workers, their ranks and generation, the configuration in force

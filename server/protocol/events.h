@@ -257,9 +257,10 @@ struct CloseSessionAction {
   absl::Status status;
 };
 
-using Reply = std::variant<absl::Status, v1::RequestStatus, v1::ListRequestsResponse, v1::ModelInfo, v1::ServerInfo,
-                           v1::ExportWeightsResponse, v1::Checkpoint, v1::LoadCheckpointResponse,
-                           v1::ListCheckpointsResponse, v1::DeleteCheckpointResponse, v1::DeleteExportResponse>;
+using Reply =
+    std::variant<absl::Status, v1::RequestStatus, v1::ListRequestsResponse, v1::ModelInfo, v1::ServerInfo,
+                 v1::ExportWeightsResponse, v1::Checkpoint, v1::LoadCheckpointResponse, v1::ListCheckpointsResponse,
+                 v1::DeleteCheckpointResponse, v1::DeleteExportResponse, v1::VerifyGroupResponse>;
 // Ends the call; an OK Status ends a stream of chunks.
 struct ReplyAction {
   CallId call = 0;

@@ -11,15 +11,19 @@
 namespace stemma::server {
 namespace {
 
-uint64_t BytesOf(const CallJob& job) {
-  const auto* pass = std::get_if<LogProbJob>(&job.work);
-  return pass == nullptr ? 0 : pass->request->bytes;
-}
+uint64_t BytesOf(const CallJob& job) { return job.request() == nullptr ? 0 : job.request()->bytes; }
 
 }  // namespace
 
+const TrainingRequest* CallJob::request() const {
+  if (const auto* pass = std::get_if<LogProbJob>(&work)) return pass->request.get();
+  if (const auto* verification = std::get_if<VerifyJob>(&work)) return verification->request.get();
+  return nullptr;
+}
+
 std::string JobQueue::AddCallJob(CallJob job) {
-  static constexpr std::array kKinds = {"~log-prob/", "~export/", "~save/", "~load/"};  // in the order of the variant
+  // In the order of the variant.
+  static constexpr std::array kKinds = {"~log-prob/", "~verify/", "~export/", "~save/", "~load/"};
   std::string id = absl::StrCat(kKinds.at(job.work.index()), next_call_job_++);
   call_job_bytes_ += BytesOf(job);
   call_jobs_.emplace(id, std::move(job));
@@ -85,8 +89,10 @@ bool JobQueue::ReadsCheckpoint(const std::string& name) const {
   return std::any_of(call_jobs_.begin(), call_jobs_.end(), [&](const auto& job) {
     // A load that waits has read its checkpoint, and workers will again.
     if (const auto* load = std::get_if<LoadJob>(&job.second.work)) return load->name == name;
-    const auto* log_prob = std::get_if<LogProbJob>(&job.second.work);
-    return log_prob != nullptr && name != kPolicyWeights && log_prob->request->log_prob.weights() == name;
+    const TrainingRequest* request = job.second.request();
+    if (request == nullptr) return false;
+    const std::vector<std::string> read = CheckpointsReadBy(*request);
+    return std::find(read.begin(), read.end(), name) != read.end();
   });
 }
 

@@ -1,6 +1,6 @@
 // The jobs that were accepted and not begun, in their order: updates, by the id of their record, and the jobs that end
-// with their call (log-prob passes, exports, and what saves or loads a checkpoint), which are held here until they have
-// ended.
+// with their call (log-prob passes, verifications, exports, and what saves or loads a checkpoint), which are held here
+// until they have ended.
 //
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
@@ -22,12 +22,18 @@
 #include "absl/container/flat_hash_map.h"
 #include "server/protocol/events.h"
 #include "server/protocol/request_plan.h"
+#include "server/protocol/verification.h"
 
 namespace stemma::server {
 
 struct LogProbJob {
   std::shared_ptr<const TrainingRequest> request;
   RequestPlan plan;
+};
+struct VerifyJob {
+  std::shared_ptr<const TrainingRequest> request;
+  std::shared_ptr<const RequestPlan> plan;  // with that of its dense run
+  std::shared_ptr<Verification> answers;    // of the ranks; null: it has not begun
 };
 struct ExportJob {
   v1::ExportWeightsRequest request;
@@ -53,9 +59,10 @@ bool Writes(const Work& work, const std::string& name) {
 // A job that ends with its call.
 struct CallJob {
   CallId call = 0;  // 0: it left
-  std::variant<LogProbJob, ExportJob, SaveJob, LoadJob> work;
+  std::variant<LogProbJob, VerifyJob, ExportJob, SaveJob, LoadJob> work;
 
-  bool has_payload() const { return std::holds_alternative<LogProbJob>(work); }
+  // The request whose groups the ranks are sent; null: it has none.
+  const TrainingRequest* request() const;
 };
 
 class JobQueue {
@@ -81,7 +88,7 @@ class JobQueue {
   std::vector<std::string> CallJobIds() const;
   bool HasExport(const std::string& name) const;
   bool HasSave(const std::string& name) const;
-  bool ReadsCheckpoint(const std::string& name) const;  // a log-prob pass does
+  bool ReadsCheckpoint(const std::string& name) const;  // a job does
   size_t num_call_jobs() const { return call_jobs_.size(); }
   uint64_t call_job_bytes() const { return call_job_bytes_; }
 

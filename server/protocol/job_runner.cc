@@ -7,16 +7,30 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/admission/log_prob_sources.h"
+#include "common/admission/violations.h"
 #include "common/base/dtype_names.h"
 #include "common/base/error.h"
+#include "common/base/status_macros.h"
 #include "glog/logging.h"
 #include "server/planner/memory_division.h"
 #include "server/protocol/answers.h"
 #include "server/protocol/checkpoint_rules.h"
 #include "server/protocol/rank_parts.h"
+#include "server/protocol/step_prepares.h"
 #include "server/protocol/worker_messages.h"
 
 namespace stemma::server {
+namespace {
+
+absl::Status NothingToVerify() {
+  Violations violations;
+  violations.Add("groups",
+                 "have no rollout with a gradient, and nothing to compare: send some with an advantage other "
+                 "than 0");
+  return violations.ToStatus();
+}
+
+}  // namespace
 
 void JobRunner::StartNext() {
   while (!p_.jobs.running().exists() && p_.gang.serves() && !membership_->draining() && p_.lineage.unusable().empty() &&
@@ -31,13 +45,13 @@ bool JobRunner::StartOne() {
   const std::optional<std::string> id = p_.jobs.queue().TakeNext();
   if (!id) return false;
   if (UpdateRecord* record = p_.jobs.table().Find(*id)) return StartUpdate(*record);
-  const CallJob* job = p_.jobs.queue().FindCallJob(*id);
+  CallJob* job = p_.jobs.queue().FindCallJob(*id);
   CHECK(job != nullptr) << *id;
   if (std::holds_alternative<SaveJob>(job->work) && !saves_->can_save()) {
     p_.jobs.queue().PutBack(*id);  // and what comes after it waits for the save that runs, as its client was told
     return false;
   }
-  std::visit([&](const auto& work) { Start(*id, work); }, job->work);
+  std::visit([&](auto& work) { Start(*id, work); }, job->work);
   return true;
 }
 
@@ -118,14 +132,15 @@ std::optional<LoadedRequest> JobRunner::TakeKept(const internal::v1::KeptRequest
   return std::nullopt;
 }
 
+absl::Status JobRunner::StartProblem(const TrainingRequest& request, const RequestPlan& plan) const {
+  RETURN_IF_ERROR(p_.lineage.CheckExpected(request.header(), p_.lineage.step()));
+  const std::string problem = PlanProblem(plan.report, p_.options.model, p_.gang.config());
+  if (!problem.empty()) return PlanMisfit(problem);
+  return CheckReadable(p_.history.state(), CheckpointsReadBy(request));
+}
+
 void JobRunner::Start(const std::string& id, const LogProbJob& job) {
-  if (absl::Status status = p_.lineage.CheckExpected(job.request->header(), p_.lineage.step()); !status.ok()) {
-    return p_.jobs.FinishCallJob(id, status);
-  }
-  if (const std::string problem = PlanProblem(job.plan.report, p_.options.model, p_.gang.config()); !problem.empty()) {
-    return p_.jobs.FinishCallJob(id, PlanMisfit(problem));
-  }
-  if (absl::Status status = CheckReadable(p_.history.state(), CheckpointsReadBy(*job.request)); !status.ok()) {
+  if (absl::Status status = StartProblem(*job.request, job.plan); !status.ok()) {
     return p_.jobs.FinishCallJob(id, status);
   }
   const uint32_t num_ranks = p_.gang.num_ranks();
@@ -146,6 +161,30 @@ void JobRunner::Start(const std::string& id, const LogProbJob& job) {
     *message.mutable_weights() =
         PassWeightsOf(p_.history.state(), job.request->log_prob.weights(), p_.gang.config().dtype());
     p_.out.Send(session, std::move(message));
+  }
+}
+
+void JobRunner::Start(const std::string& id, VerifyJob& job) {
+  const RequestPlan &plan = *job.plan, &dense = *job.plan->dense;
+  absl::Status status = StartProblem(*job.request, plan);
+  if (status.ok()) status = StartProblem(*job.request, dense);
+  if (status.ok() && plan.step(0).clusters().empty()) status = NothingToVerify();
+  if (!status.ok()) return p_.jobs.FinishCallJob(id, status);
+  const uint32_t num_ranks = p_.gang.num_ranks();
+  const v1::Mesh& mesh = p_.gang.mesh();
+  p_.jobs.running().BeginCallJob(id, absl::StrCat("verification ", id), VerifySeconds(plan, job.request->bytes),
+                                 std::nullopt, num_ranks);
+  job.answers = std::make_shared<Verification>(job.request, job.plan, p_.options.model, mesh);
+  const auto num_groups = static_cast<uint32_t>(job.request->groups.size());
+  std::vector<std::vector<uint32_t>> groups = PayloadGroupsOfRuns(plan, num_groups, mesh);
+  internal::v1::StepKey key;
+  key.set_step(p_.lineage.weights_step() + 1);
+  std::vector<internal::v1::Prepare> reuse = PreparesOf(p_, key, *job.request, plan);
+  std::vector<internal::v1::Prepare> of_dense = PreparesOf(p_, key, *job.request, dense);
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+    const SessionId session = p_.gang.worker(rank).session;
+    p_.out.Add(SendPayloadAction{session, id, job.request, std::move(groups[rank])});
+    p_.out.Send(session, MakeVerify(id, std::move(reuse[rank]), std::move(of_dense[rank])));
   }
 }
 
@@ -170,21 +209,24 @@ void JobRunner::OnResultChunk(uint32_t rank, const internal::v1::ResultChunk& ch
   if (!running.Is(chunk.id())) {
     return steps_->Ignore(absl::StrCat("results of ", WorkerText(chunk.id()), ", which does not run"));
   }
-  if (absl::Status expected = running.AddResult(chunk.group()); !expected.ok()) {
-    return membership_->Breach(p_.gang.worker(rank).session, expected);
-  }
+  const CallJob* job = p_.jobs.queue().FindCallJob(chunk.id());
+  const auto* verified = job == nullptr ? nullptr : std::get_if<VerifyJob>(&job->work);
+  const absl::Status expected =
+      verified == nullptr ? running.AddResult(chunk.group()) : verified->answers->AddResult(chunk);
+  if (!expected.ok()) return membership_->Breach(p_.gang.worker(rank).session, expected);
+  if (verified != nullptr) return;
   auto group = std::make_shared<v1::GroupResult>(chunk.group());
   group->set_lineage(p_.lineage.name());
   if (running.is_update()) {
     p_.jobs.RunningUpdate().results.push_back(std::move(group));
   } else {
-    p_.out.Add(ChunkAction{p_.jobs.queue().FindCallJob(chunk.id())->call, std::move(group)});
+    p_.out.Add(ChunkAction{job->call, std::move(group)});
   }
 }
 
 template <typename Work>
-const CallJob* JobRunner::FindRunning(uint32_t rank, const std::string& id) {
-  const CallJob* job = p_.jobs.queue().FindCallJob(id);
+CallJob* JobRunner::FindRunning(uint32_t rank, const std::string& id) {
+  CallJob* job = p_.jobs.queue().FindCallJob(id);
   if (!p_.jobs.running().Is(id) || job == nullptr || !p_.jobs.running().AwaitsDone(rank)) {
     steps_->Ignore(absl::StrCat("the end of ", WorkerText(id), ", which does not run"));
     return nullptr;
@@ -194,15 +236,38 @@ const CallJob* JobRunner::FindRunning(uint32_t rank, const std::string& id) {
   return nullptr;
 }
 
-// The first failure ends the pass: the other ranks are told to stop, and results that they still send are ignored.
+bool JobRunner::IsOver(uint32_t rank, const absl::Status& failure) {
+  const bool all = p_.jobs.running().AddDone(rank, failure, 0);
+  if (!all && failure.ok()) return false;
+  if (!all) p_.jobs.AbortRunning();
+  return true;
+}
+
+// Results that the other ranks still send after a failure are ignored.
 void JobRunner::OnLogProbDone(uint32_t rank, const internal::v1::LogProbDone& done) {
   if (p_.jobs.running().TakeStopped(rank, done.id())) return;
   if (FindRunning<LogProbJob>(rank, done.id()) == nullptr) return;
   const absl::Status failure = done.has_failure() ? FailureOfWorker(done.failure()) : absl::OkStatus();
-  const bool all = p_.jobs.running().AddDone(rank, failure, 0);
-  if (!all && failure.ok()) return;
-  if (!all) p_.jobs.AbortRunning();
+  if (!IsOver(rank, failure)) return;
   p_.jobs.FinishCallJob(done.id(), failure.ok() ? p_.jobs.running().CheckAllCame() : failure);
+}
+
+// A rank that could not compute says so in its votes, and the others end, too.
+void JobRunner::OnVerifyDone(uint32_t rank, const internal::v1::VerifyDone& done) {
+  if (p_.jobs.running().TakeStopped(rank, done.id())) return;
+  CallJob* job = FindRunning<VerifyJob>(rank, done.id());
+  if (job == nullptr) return;
+  Verification& answers = *std::get<VerifyJob>(job->work).answers;
+  if (const absl::Status checked = answers.Add(rank, done); !checked.ok()) {
+    return membership_->Breach(p_.gang.worker(rank).session, checked);
+  }
+  const absl::Status failure = done.has_failure() ? FailureOfWorker(done.failure()) : absl::OkStatus();
+  if (!IsOver(rank, failure)) return;
+  absl::StatusOr<v1::VerifyGroupResponse> answer = failure.ok() ? answers.Answer() : failure;
+  if (!answer.ok()) return p_.jobs.FinishCallJob(done.id(), answer.status());
+  answer->set_step(p_.lineage.step());
+  answer->set_lineage(p_.lineage.name());
+  p_.jobs.FinishCallJob(done.id(), *std::move(answer));
 }
 
 void JobRunner::OnExportDone(uint32_t rank, const internal::v1::ExportDone& done) {

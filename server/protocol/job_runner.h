@@ -1,4 +1,4 @@
-// Begins the next job when none runs, and takes what a running log-prob pass or export brings.
+// Begins the next job when none runs, and takes what a running log-prob pass, verification or export brings.
 //
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:
@@ -40,6 +40,7 @@ class JobRunner {
   bool OnPlanned(const PlannedEvent& event) { return reload_.OnPlanned(event); }
   void OnResultChunk(uint32_t rank, const internal::v1::ResultChunk& chunk);
   void OnLogProbDone(uint32_t rank, const internal::v1::LogProbDone& done);
+  void OnVerifyDone(uint32_t rank, const internal::v1::VerifyDone& done);
   void OnExportDone(uint32_t rank, const internal::v1::ExportDone& done);
   void OnExportFolder(const ExportFolderEvent& event);
   // Forgets it: what has the name from now on is none that this server has written.
@@ -56,13 +57,19 @@ class JobRunner {
   // Nullopt: it is on its way, or cannot be read or planned. Then it has ended, or all requests have: records that the
   // caller holds may be gone.
   std::optional<LoadedRequest> TakeKept(const internal::v1::KeptRequest& kept);
+  // Returns what keeps a job of groups from these ranks: the model is another, or has moved on, or a plan does not fit.
+  absl::Status StartProblem(const TrainingRequest& request, const RequestPlan& plan) const;
   void Start(const std::string& id, const LogProbJob& job);
+  void Start(const std::string& id, VerifyJob& job);
   void Start(const std::string& id, const ExportJob& job);
   void Start(const std::string& id, const SaveJob& job) { saves_->Start(id, job); }
   void Start(const std::string& id, const LoadJob&) { checkpoints_->StartLoad(id); }
+  // Takes a rank's end of a job that its first failure ends: the other ranks are told to stop then. Returns whether it
+  // is over.
+  bool IsOver(uint32_t rank, const absl::Status& failure);
   // Null: it does not run, its rank has ended it, or it is of another kind; then the message is dealt with.
   template <typename Work>
-  const CallJob* FindRunning(uint32_t rank, const std::string& id);
+  CallJob* FindRunning(uint32_t rank, const std::string& id);
   void NoteWritten(const v1::ExportWeightsRequest& request);
 
   const CoordinatorParts p_;

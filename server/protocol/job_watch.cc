@@ -56,6 +56,11 @@ JobSeconds LogProbSeconds(const RequestPlan& plan, uint64_t payload_bytes) {
   return AddReading(plan, PrepareSeconds(plan, 0, payload_bytes));
 }
 
+JobSeconds VerifySeconds(const RequestPlan& plan, uint64_t payload_bytes) {
+  const JobSeconds reuse = PrepareSeconds(plan, 0, payload_bytes), dense = PrepareSeconds(*plan.dense, 0, 0);
+  return {.longest = std::max(reuse.longest, dense.longest), .total = reuse.total + dense.total};
+}
+
 JobSeconds ExportSeconds(const ModelConfig& model) {
   return OnePiece(static_cast<double>(StateBytesOf(model, RunDtype::kFp64).weights) / kBytesPerSecond);
 }

@@ -50,6 +50,8 @@ struct JobSeconds {
 JobSeconds PrepareSeconds(const RequestPlan& plan, uint32_t k, uint64_t payload_bytes);
 JobSeconds ApplySeconds(const RequestPlan& plan, uint32_t k);
 JobSeconds LogProbSeconds(const RequestPlan& plan, uint64_t payload_bytes);
+// Both runs of a verification.
+JobSeconds VerifySeconds(const RequestPlan& plan, uint64_t payload_bytes);
 // Writing the model's weights, in the largest dtype; staging or writing masters and moments; loading it, and making its
 // gradients and optimizer states.
 JobSeconds ExportSeconds(const ModelConfig& model);

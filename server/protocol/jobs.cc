@@ -137,9 +137,17 @@ void Jobs::Accept(Arrival arrival) {
     std::visit([&](auto& work) { queue_.AddCallJob({.call = call, .work = std::move(work)}); }, arrival.work);
     return;
   }
-  const std::string id =
-      queue_.AddCallJob({.call = call, .work = LogProbJob{arrival.request, std::move(**arrival.plan)}});
-  out_->AddReason(absl::StrCat("log-prob pass ", id, " accepted: ", arrival.request->groups.size(), " groups, ",
+  const bool verifies = arrival.request->kind == TrainingRequest::Kind::kVerify;
+  CallJob job;
+  job.call = call;
+  if (verifies) {
+    job.work = VerifyJob{arrival.request, std::make_shared<const RequestPlan>(std::move(**arrival.plan)), nullptr};
+  } else {
+    job.work = LogProbJob{arrival.request, std::move(**arrival.plan)};
+  }
+  const std::string id = queue_.AddCallJob(std::move(job));
+  out_->AddReason(absl::StrCat(verifies ? "verification " : "log-prob pass ", id,
+                               " accepted: ", arrival.request->groups.size(), " groups, ",
                                arrival.request->num_rollouts, " rollouts"));
 }
 
@@ -268,7 +276,7 @@ void Jobs::CancelUpdate(UpdateRecord& record) {
 
 CallJob Jobs::ReleaseCallJob(const std::string& id) {
   CallJob job = queue_.RemoveCallJob(id);
-  if (running_.Is(id)) EndRunning(id, job.has_payload());
+  if (running_.Is(id)) EndRunning(id, job.request() != nullptr);
   return job;
 }
 
@@ -353,7 +361,7 @@ void Jobs::Leave(CallId call) {
   CallJob& job = *queue_.FindCallJob(id);
   job.call = 0;
   const bool waits_to_load = std::holds_alternative<LoadJob>(job.work);  // what others trained stays
-  if (!job.has_payload() && !waits_to_load) return;
+  if (job.request() == nullptr && !waits_to_load) return;
   if (running_.Is(id)) AbortRunning();
   FinishCallJob(id, absl::CancelledError("the client left"));
 }

@@ -87,10 +87,11 @@ class Jobs {
   void RollBack(const LostLineage& lost);
   // The requests of this lineage go on under its new name.
   void RenameLineage(const std::string& before);
-  // Forgets a call that left. A log-prob pass ends with it; the others go on: their files may be wanted.
+  // Forgets a call that left. A log-prob pass and a verification end with it; the others go on: their files may be
+  // wanted.
   void Leave(CallId call);
 
-  // Whether an open update or a log-prob pass reads the checkpoint's weights.
+  // Whether an open update or another job reads the checkpoint's weights.
   bool ReadsCheckpoint(const std::string& name);
   bool any_open() const { return table_.open_count() > 0 || queue_.num_call_jobs() > 0; }
   // A call, for the end of an update or of its own job.

@@ -73,6 +73,10 @@ void Outbox::Send(SessionId session, internal::v1::LogProb message) {
   *AddMessage(session).mutable_log_prob() = std::move(message);
 }
 
+void Outbox::Send(SessionId session, internal::v1::Verify message) {
+  *AddMessage(session).mutable_verify() = std::move(message);
+}
+
 void Outbox::Send(SessionId session, internal::v1::Export message) {
   *AddMessage(session).mutable_export_() = std::move(message);
 }

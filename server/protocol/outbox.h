@@ -47,6 +47,7 @@ class Outbox {
   void Send(SessionId session, internal::v1::Apply message);
   void Send(SessionId session, internal::v1::Abort message);
   void Send(SessionId session, internal::v1::LogProb message);
+  void Send(SessionId session, internal::v1::Verify message);
   void Send(SessionId session, internal::v1::Export message);
   void Send(SessionId session, internal::v1::Save message);
   void Send(SessionId session, internal::v1::Shutdown message);

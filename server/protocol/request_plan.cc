@@ -4,8 +4,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/admission/log_prob_sources.h"
 #include "common/admission/normalization.h"
+#include "common/base/error.h"
 #include "common/base/status_macros.h"
 #include "common/trace/loss_names.h"
 #include "glog/logging.h"
@@ -49,10 +51,27 @@ class NumbersOfSteps {
   const std::vector<bool> lone_;
 };
 
+// Plans a request as it is asked to be computed.
+struct RequestPlanner {
+  PlannerModel model;
+  const TrainingRequest& request;
+  const StopCheck& stop;
+
+  absl::StatusOr<RequestPlan> Plan(const PlannerRequest& asked) const {
+    ASSIGN_OR_RETURN(PlanResult planned, MakePlan(model, asked, stop));
+    RequestPlan plan;
+    plan.plan = std::move(planned.plan);
+    plan.repeats = planned.repeats;
+    plan.report = std::move(planned.report);
+    plan.work = std::move(planned.work);
+    if (request.has_loss()) RETURN_IF_ERROR(AddStepNumbers(request, stop, plan));
+    return plan;
+  }
+};
+
 }  // namespace
 
 PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunConfig& run) {
-  const bool update = request.kind == TrainingRequest::Kind::kUpdate;
   const v1::UpdateHeader& header = request.update;
   PlannerRequest result;
   for (const v1::PromptGroup& group : request.groups) {
@@ -62,14 +81,14 @@ PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunCon
     for (const v1::Rollout& rollout : group.rollouts()) {
       const int64_t tokens = rollout.response_tokens().size() / kTokenBytes;
       to.rollouts.push_back(
-          {.response_tokens = tokens, .run = tokens > 0 && (!update || RolloutRuns(header, rollout))});
+          {.response_tokens = tokens, .run = tokens > 0 && (!request.has_loss() || RolloutRuns(header, rollout))});
     }
   }
   result.schedule = request.header().has_schedule() ? request.header().schedule() : run.schedule();
   if (result.schedule == v1::SCHEDULE_UNSPECIFIED) result.schedule = v1::AUTO;
-  result.forward_only = !update;
+  result.forward_only = !request.has_loss();
   result.reads_checkpoint = !CheckpointsReadBy(request).empty();
-  if (!update) return result;
+  if (!request.has_loss()) return result;
   result.mini_batch_groups = static_cast<int64_t>(header.ppo_mini_batch_size());
   result.epochs = header.has_ppo_epochs() ? header.ppo_epochs() : 1;
   result.shuffle = header.shuffle();
@@ -117,15 +136,21 @@ absl::Status KeepDecidedNumbers(const RequestPlan& decided, RequestPlan& plan) {
 PlanFunction MakePlanFunction(const ModelConfig& model) {
   return [model](const TrainingRequest& request, const v1::RunConfig& run, const Rates& rates,
                  const StopCheck& stop) -> absl::StatusOr<RequestPlan> {
-    const PlannerModel planner_model = {.config = model, .run = run, .rates = rates};
-    ASSIGN_OR_RETURN(PlanResult planned, MakePlan(planner_model, PlannerRequestOf(request, run), stop));
-    RequestPlan result;
-    result.plan = std::move(planned.plan);
-    result.repeats = planned.repeats;
-    result.report = std::move(planned.report);
-    result.work = std::move(planned.work);
-    if (request.kind == TrainingRequest::Kind::kUpdate) RETURN_IF_ERROR(AddStepNumbers(request, stop, result));
-    return result;
+    const RequestPlanner planner = {{.config = model, .run = run, .rates = rates}, request, stop};
+    PlannerRequest asked = PlannerRequestOf(request, run);
+    const bool verifies = request.kind == TrainingRequest::Kind::kVerify;
+    if (verifies && !request.header().has_schedule()) asked.schedule = v1::REUSE;
+    ASSIGN_OR_RETURN(RequestPlan plan, planner.Plan(asked));
+    if (!verifies) return plan;
+    asked.schedule = v1::DENSE;
+    asked.beside_gradients = true;
+    absl::StatusOr<RequestPlan> dense = planner.Plan(asked);
+    if (!dense.ok()) {
+      return WithMessage(dense.status(), absl::StrCat("dense, beside the gradients that it is compared with: ",
+                                                      std::string(dense.status().message())));
+    }
+    plan.dense = std::make_shared<const RequestPlan>(*std::move(dense));
+    return plan;
   };
 }
 

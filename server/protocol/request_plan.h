@@ -34,6 +34,7 @@ struct RequestPlan {
   // By plan.steps and copy of the model (MeshPlace::dp_rank): what measured seconds are held against, those of the
   // copy's slowest rank; may be empty.
   std::vector<std::vector<PhaseWork>> work;
+  std::shared_ptr<const RequestPlan> dense = nullptr;  // of a verification: the plan of its dense run
 
   uint32_t num_steps() const { return static_cast<uint32_t>(plan.steps_size()) * repeats; }
   const v1::StepPlan& step(uint32_t k) const { return plan.steps(static_cast<int>(HeldIndex(k))); }
@@ -52,6 +53,7 @@ struct RequestPlan {
 // request names none.
 PlannerRequest PlannerRequestOf(const TrainingRequest& request, const v1::RunConfig& run);
 
+// Plans a request; a verification's two runs, with shared prompts where its header names no schedule.
 // `run` is divided (server/planner/memory_division.h). Errors: ResourceExhausted GROUP_TOO_LARGE, and what
 // normalization refuses; Cancelled - `stop` said so. Thread safety: safe.
 using PlanFunction = std::function<absl::StatusOr<RequestPlan>(const TrainingRequest& request, const v1::RunConfig& run,

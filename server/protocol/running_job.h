@@ -1,6 +1,6 @@
-// The job that runs: a step of an update between its Prepare and its Applied, a log-prob pass, or an export. Knows
-// which messages of the ranks count, has them all together before the job goes on, and gives it up when it stands
-// still.
+// The job that runs: a step of an update between its Prepare and its Applied, a log-prob pass, a verification, or an
+// export. Knows which messages of the ranks count, has them all together before the job goes on, and gives it up when
+// it stands still.
 //
 // Thread safety: none; owned by CoordinatorState.
 // Invariants:

@@ -16,6 +16,7 @@
 #include "server/protocol/gradient_problem.h"
 #include "server/protocol/rank_parts.h"
 #include "server/protocol/step_messages.h"
+#include "server/protocol/step_prepares.h"
 #include "server/protocol/step_results.h"
 #include "server/protocol/step_trace.h"
 #include "server/protocol/vote_merge.h"
@@ -40,17 +41,6 @@ absl::Status NonfiniteError(const UpdateRecord& record, const std::string& probl
   const std::string stays = applied == 0 ? "" : absl::StrCat(", ", applied, " of ", steps, " steps stay applied");
   return MakeError(Reason::kNonfiniteGradient,
                    absl::StrCat(which, problem, "; nothing of this step was applied", stays));
-}
-
-absl::Status NoVoteError(const internal::v1::Vote& vote) {
-  if (vote.no_reason() == internal::v1::OUT_OF_MEMORY) {
-    return MakeError(Reason::kGroupTooLarge, absl::StrCat("the worker ran out of memory: ", WorkerText(vote.message()),
-                                                          "; send smaller groups"));
-  }
-  if (vote.no_reason() == internal::v1::DAMAGED_CHECKPOINT) {
-    return MakeError(Reason::kCorruptCheckpoint, WorkerText(vote.message()));
-  }
-  return MakeError(Reason::kInternal, absl::StrCat("the worker failed: ", WorkerText(vote.message())));
 }
 
 }  // namespace
@@ -127,18 +117,11 @@ void StepProtocol::SendPrepare(UpdateRecord& record) {
     key.set_request_id(record.id);
     key.set_k(record.k);
   }
-  std::vector<int64_t> num_rollouts;
-  for (const v1::PromptGroup& group : record.request->groups) num_rollouts.push_back(group.rollouts_size());
-  internal::v1::Prepare whole = MakePrepare(keys.front(), record.request->update, record.plan);
-  for (internal::v1::PassWeights& weights : *whole.mutable_pass_weights()) {
-    weights = PassWeightsOf(p_.history.state(), weights.name(), p_.gang.config().dtype());
-  }
-  if (IsTraced(record.request->update, record.k)) whole.set_trace_spans_max(TraceSpansMax(p_.gang.num_ranks()));
-  const v1::Mesh& mesh = p_.gang.mesh();
-  std::vector<internal::v1::Prepare> prepares =
-      ForRanks(PreparesOfRanks(std::move(whole), DpSize(mesh), num_rollouts), mesh);
+  const bool traced = IsTraced(record.request->update, record.k);
+  std::vector<internal::v1::Prepare> prepares = PreparesOf(p_, keys.front(), *record.request, record.plan);
   for (uint32_t rank = 0; rank < prepares.size(); ++rank) {
     *prepares[rank].mutable_key() = keys[rank];
+    if (traced) prepares[rank].set_trace_spans_max(TraceSpansMax(p_.gang.num_ranks()));
     p_.out.Send(p_.gang.worker(rank).session, std::move(prepares[rank]));
   }
   p_.jobs.running().Prepare(p_.out.now(), std::move(keys),

@@ -151,6 +151,21 @@ absl::Status Check(const internal::v1::Applied& applied) {
   return CheckSeconds("applied.apply_s", applied.apply_s());
 }
 
+absl::Status Check(const internal::v1::VerifyDone& done) {
+  RETURN_IF_ERROR(CheckLength("verify_done.id", done.id(), kIdBytesMax));
+  RETURN_IF_ERROR(Check(done.reuse()));
+  RETURN_IF_ERROR(Check(done.dense()));
+  RETURN_IF_ERROR(CheckSeconds("verify_done.reuse_s", done.reuse_s()));
+  RETURN_IF_ERROR(CheckSeconds("verify_done.dense_s", done.dense_s()));
+  for (const internal::v1::GradientError& gradient : done.gradients()) {
+    RETURN_IF_ERROR(CheckName("verify_done.gradients.name", gradient.name()));
+    for (const double squared : {gradient.error_squared(), gradient.dense_squared()}) {
+      if (!(squared >= 0)) return WrongField("verify_done.gradients", absl::StrCat("has a square of ", squared));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Check(const internal::v1::SaveStaged& staged) {
   RETURN_IF_ERROR(CheckLength("save_staged.id", staged.id(), kIdBytesMax));
   return CheckSeconds("save_staged.staged_s", staged.staged_s());
@@ -195,6 +210,8 @@ absl::Status CheckWorkerMessage(const WorkerMessage& message) {
       return CheckLength("results.id", message.results().id(), kIdBytesMax);
     case WorkerMessage::kLogProbDone:
       return CheckLength("log_prob_done.id", message.log_prob_done().id(), kIdBytesMax);
+    case WorkerMessage::kVerifyDone:
+      return Check(message.verify_done());
     case WorkerMessage::kExportDone:
       return CheckLength("export_done.id", message.export_done().id(), kIdBytesMax);
     case WorkerMessage::kSaveStaged:

@@ -104,6 +104,8 @@ void AddTotals(const ServerNumbers& numbers, Families& families) {
                      {"rolled_back", Number(totals.updates_ended[v1::ROLLED_BACK])}});
   families.Counters("stemma_log_prob_passes_total", "Log-prob passes that ended.", "state",
                     EndsOf(numbers.calls.log_prob_passes));
+  families.Counters("stemma_verifications_total", "Verifications that ended.", "state",
+                    EndsOf(numbers.calls.verifications));
   families.Counters("stemma_exports_total", "Exports that ended.", "state", EndsOf(numbers.calls.exports));
   families.Counters("stemma_requests_refused_total", "Calls that were refused because of the server's machine.",
                     "reason", RefusalsOf(numbers.refused));

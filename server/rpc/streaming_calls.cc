@@ -19,39 +19,41 @@ grpc::Status ClientLeft() { return grpc::Status(grpc::StatusCode::CANCELLED, "th
 
 }  // namespace
 
-UpdateActorCall::UpdateActorCall(Coordinator& coordinator, const RequestRules& rules, grpc::ByteBuffer* response)
+LossCall::LossCall(TrainingRequest::Kind kind, Coordinator& coordinator, const RequestRules& rules,
+                   grpc::ByteBuffer* response)
     : request_(coordinator),
       reader_(
-          TrainingRequest::Kind::kUpdate, rules,
+          kind, rules,
           {.start_read = [this](grpc::ByteBuffer* part) { StartRead(part); },
            .refuse = [this](const absl::Status& status) { FinishOnce(ToGrpcStatus(status)); },
            .submit =
                [this](std::shared_ptr<const TrainingRequest> request) { request_.Submit(self_, std::move(request)); }}),
       response_(response) {}
 
-grpc::ServerReadReactor<grpc::ByteBuffer>* UpdateActorCall::Start(Coordinator& coordinator, const RequestRules& rules,
-                                                                  grpc::ByteBuffer* response) {
-  auto call = std::make_shared<UpdateActorCall>(coordinator, rules, response);
+grpc::ServerReadReactor<grpc::ByteBuffer>* LossCall::Start(TrainingRequest::Kind kind, Coordinator& coordinator,
+                                                           const RequestRules& rules, grpc::ByteBuffer* response) {
+  auto call = std::make_shared<LossCall>(kind, coordinator, rules, response);
   call->self_ = call;
   call->reader_.Start(call);
   return call.get();
 }
 
-void UpdateActorCall::OnCancel() {
+void LossCall::OnCancel() {
   reader_.Abandon();
   request_.ClientLeft();
   FinishOnce(ClientLeft());
 }
 
-void UpdateActorCall::OnChunk(std::shared_ptr<const v1::GroupResult>) { LOG(FATAL) << "UpdateActor has no chunks"; }
+void LossCall::OnChunk(std::shared_ptr<const v1::GroupResult>) { LOG(FATAL) << "a call with one answer has no chunks"; }
 
-void UpdateActorCall::OnReply(Reply reply) {
+void LossCall::OnReply(Reply reply) {
   if (finished_.exchange(true)) return;
   if (const auto* status = std::get_if<absl::Status>(&reply)) return Finish(ToGrpcStatus(*status));
+  if (const auto* found = std::get_if<v1::VerifyGroupResponse>(&reply)) return Finish(Encode(*found, *response_));
   Finish(Encode(std::get<v1::RequestStatus>(reply), *response_));
 }
 
-void UpdateActorCall::FinishOnce(const grpc::Status& status) {
+void LossCall::FinishOnce(const grpc::Status& status) {
   if (!finished_.exchange(true)) Finish(status);
 }
 

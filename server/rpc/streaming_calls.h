@@ -17,11 +17,12 @@
 
 namespace stemma::server {
 
-class UpdateActorCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>, public ClientCall {
+// A call that sends a request with a loss and is answered once: UpdateActor, VerifyGroup.
+class LossCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>, public ClientCall {
  public:
-  static grpc::ServerReadReactor<grpc::ByteBuffer>* Start(Coordinator& coordinator, const RequestRules& rules,
-                                                          grpc::ByteBuffer* response);
-  UpdateActorCall(Coordinator& coordinator, const RequestRules& rules, grpc::ByteBuffer* response);
+  static grpc::ServerReadReactor<grpc::ByteBuffer>* Start(TrainingRequest::Kind kind, Coordinator& coordinator,
+                                                          const RequestRules& rules, grpc::ByteBuffer* response);
+  LossCall(TrainingRequest::Kind kind, Coordinator& coordinator, const RequestRules& rules, grpc::ByteBuffer* response);
 
   void OnReadDone(bool ok) override { reader_.OnReadDone(ok); }
   void OnCancel() override;
@@ -36,7 +37,7 @@ class UpdateActorCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>, 
   RequestReader reader_;
   grpc::ByteBuffer* const response_;
   std::atomic<bool> finished_ = false;
-  std::shared_ptr<UpdateActorCall> self_;
+  std::shared_ptr<LossCall> self_;
 };
 
 class LogProbCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>, public ClientCall {

@@ -59,7 +59,12 @@ grpc::ServerUnaryReactor* Command(Coordinator& coordinator, const RawCall& call,
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* TrainingServiceRpc::UpdateActor(grpc::CallbackServerContext*,
                                                                            grpc::ByteBuffer* response) {
-  return UpdateActorCall::Start(coordinator_, rules(), response);
+  return LossCall::Start(TrainingRequest::Kind::kUpdate, coordinator_, rules(), response);
+}
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* TrainingServiceRpc::VerifyGroup(grpc::CallbackServerContext*,
+                                                                           grpc::ByteBuffer* response) {
+  return LossCall::Start(TrainingRequest::Kind::kVerify, coordinator_, rules(), response);
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* TrainingServiceRpc::ComputeLogProb(

@@ -14,9 +14,10 @@ namespace stemma::server {
 namespace training_calls {
 using Calls = v1::TrainingService;
 template <typename Base>
-using WithRequests = Calls::WithRawCallbackMethod_UpdateActor<Calls::WithRawCallbackMethod_ComputeLogProb<
-    Calls::WithRawCallbackMethod_GetRequest<Calls::WithRawCallbackMethod_ListRequests<
-        Calls::WithRawCallbackMethod_CancelRequest<Calls::WithRawCallbackMethod_ReadResults<Base>>>>>>;
+using WithRequests = Calls::WithRawCallbackMethod_UpdateActor<
+    Calls::WithRawCallbackMethod_ComputeLogProb<Calls::WithRawCallbackMethod_VerifyGroup<
+        Calls::WithRawCallbackMethod_GetRequest<Calls::WithRawCallbackMethod_ListRequests<
+            Calls::WithRawCallbackMethod_CancelRequest<Calls::WithRawCallbackMethod_ReadResults<Base>>>>>>>;
 template <typename Base>
 using WithCheckpoints = Calls::WithRawCallbackMethod_SaveCheckpoint<Calls::WithRawCallbackMethod_LoadCheckpoint<
     Calls::WithRawCallbackMethod_ListCheckpoints<Calls::WithRawCallbackMethod_VerifyCheckpoint<
@@ -37,6 +38,8 @@ class TrainingServiceRpc final : public training_calls::All {
         receiving_(limits_.receiving_bytes()) {}
 
   grpc::ServerReadReactor<grpc::ByteBuffer>* UpdateActor(grpc::CallbackServerContext*,
+                                                         grpc::ByteBuffer* response) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* VerifyGroup(grpc::CallbackServerContext*,
                                                          grpc::ByteBuffer* response) override;
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ComputeLogProb(grpc::CallbackServerContext*) override;
   grpc::ServerWriteReactor<grpc::ByteBuffer>* ReadResults(grpc::CallbackServerContext*,

@@ -133,7 +133,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const ModelConfig model = SmallLlama();
   static const server::PlanFunction plan = server::MakePlanFunction(model);
   const std::string_view input(reinterpret_cast<const char*>(data), size);
-  for (const auto kind : {TrainingRequest::Kind::kUpdate, TrainingRequest::Kind::kLogProb}) {
+  for (const auto kind :
+       {TrainingRequest::Kind::kUpdate, TrainingRequest::Kind::kVerify, TrainingRequest::Kind::kLogProb}) {
     const auto request = fuzz::Receive(kind, input, run.limits(), model);
     if (!request.ok()) continue;
     fuzz::CheckAccepted(**request, run.limits(), model);

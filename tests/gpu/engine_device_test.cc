@@ -145,6 +145,23 @@ TEST_P(EngineDeviceTest, ControlAnotherRequestIsSeen) {
   EXPECT_GT(Worst(ErrorsOf(Run(model, {}, other), truth)), 100 * kFp32);
 }
 
+// The gradients of one run are kept on the device while the other one makes its own.
+TEST_P(EngineDeviceTest, AVerificationFindsTheRunsAsFarApartAsRoundingPutsThem) {
+  const ModelFolder model(GetParam(), 1);
+  TrainingRequest request = RaggedRequest(GetParam().vocab);
+  request.kind = TrainingRequest::Kind::kVerify;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const auto steps = testing::MakeSteps(model, {.dtype = dtype}, DeviceBackend(dtype, model.config()));
+    ASSERT_THAT(steps->Load(request), IsOk());
+    const auto answer = steps->Verify();
+    ASSERT_THAT(answer, IsOk());
+    const double error = answer->error_norm() / answer->gradient_norm();
+    EXPECT_GT(error, 0) << dtype;
+    EXPECT_LT(error, dtype == "fp32" ? kFp32 : kBf16Most) << dtype;
+    EXPECT_EQ(answer->log_prob_tokens(), 3U * (40 + 1 + 23 + 9)) << dtype;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, EngineDeviceTest, ::testing::ValuesIn(kModels),
                          [](const auto& of) { return NameOfModel(of.param); });
 

@@ -176,7 +176,7 @@ def failure(code, reason, message="m"):
 
 BEFORE_REGISTER = [
     {}, {"ready": {}}, {"heartbeat": {}}, {"vote": {"yes": True}}, {"applied": {}}, {"results": {"id": "x"}},
-    {"log_prob_done": {"id": "x"}}, {"export_done": {"id": "x"}}, {"refused": {"message": "no"}},
+    {"log_prob_done": {"id": "x"}}, {"verify_done": {"id": "x"}}, {"export_done": {"id": "x"}}, {"refused": {"message": "no"}},
     {"register": {}}, {"register": {"incarnation": HUGE}}, {"register": {"incarnation": "a/b"}},
     {"register": {"incarnation": "a", "host": HUGE}}, {"register": {"incarnation": "a", "device": "../x"}},
     {"register": {"incarnation": "a", "memory_free_bytes": (1 << 64) - 1}},
@@ -196,6 +196,7 @@ def test_a2_a_session_begins_with_a_sound_register(cluster, message):
 IDLE = [{}, {"ready": {}}, {"ready": {"config": {"threads": 1 << 31}}},
         {"register": {"incarnation": "twice", "memory_free_bytes": 1 << 34}}, {"heartbeat": {"phase": HUGE}},
         {"results": {"id": HUGE}}, {"export_done": {"id": HUGE}}, {"log_prob_done": {"id": HUGE}},
+        {"verify_done": {"id": HUGE}}, {"verify_done": {"gradients": [{"name": "../x"}]}}, {"verify_done": {"dense_s": -1.0}},
         {"vote": {"key": {"request_id": HUGE}}}, {"vote": {"key": {"incarnation": HUGE}}},
         {"vote": {"grad_norm_squared": -1.0}}, {"applied": {"apply_s": math.nan}}, {"applied": {"apply_s": -1.0}},
         {"vote": {"sums": {"suffix_s": math.nan}}}, {"vote": {"sums": {"prefix_forward_s": -1.0}}},
@@ -217,7 +218,8 @@ def test_a2_what_is_late_is_ignored_in_words(cluster):
     with PlayedWorker(cluster) as worker:
         assert worker.join()
         for message in ({"vote": {"key": key, "yes": True}}, {"applied": {"key": key}}, {"refused": {"key": key}},
-                        {"results": {"id": "nobody"}}, {"export_done": {"id": "nobody"}}, {"log_prob_done": {"id": "~"}}):
+                        {"results": {"id": "nobody"}}, {"export_done": {"id": "nobody"}}, {"verify_done": {"id": "~v"}},
+                        {"log_prob_done": {"id": "~"}}):
             worker.send(**message)
         wait_for(lambda: "the end of ~, which does not run" in cluster.said(), "the last one to be ignored")
         assert workers(cluster) == 1

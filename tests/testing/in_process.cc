@@ -19,6 +19,7 @@
 #include "server/planner/parameter_sweeps.h"
 #include "server/protocol/rank_parts.h"
 #include "server/protocol/step_messages.h"
+#include "server/protocol/verification.h"
 #include "server/protocol/vote_merge.h"
 #include "tests/testing/clear_sweeps.h"
 #include "tests/testing/draw_stages.h"
@@ -140,13 +141,17 @@ absl::Status InProcess::Load(TrainingRequest request) {
   ASSIGN_OR_RETURN(plan_,
                    make_plan_(request, options_.run,
                               DefaultRates(RunDtypeOf(options_.run.dtype()), options_.run.threads(), "cpu"), {}));
-  request.update.set_return_log_probs(true);  // after planning: what is run does not change
+  const bool verifies = plan_.dense != nullptr;
+  request.update.set_return_log_probs(!verifies);  // after planning: what is run does not change
   num_rollouts_.clear();
   for (const v1::PromptGroup& group : request.groups) num_rollouts_.push_back(group.rollouts_size());
   EditPlan(request);
-  const auto groups = ForRanks(PayloadGroupsOfRanks(plan_.plan, static_cast<uint32_t>(request.groups.size()),
-                                                    static_cast<uint32_t>(num_copies())),
-                               options_.run.mesh());
+  const auto num_groups = static_cast<uint32_t>(request.groups.size());
+  verified_ = verifies ? std::make_shared<const TrainingRequest>(request) : nullptr;
+  const auto groups = verifies
+                          ? server::PayloadGroupsOfRuns(plan_, num_groups, options_.run.mesh())
+                          : ForRanks(PayloadGroupsOfRanks(plan_.plan, num_groups, static_cast<uint32_t>(num_copies())),
+                                     options_.run.mesh());
   for (size_t rank = 0; rank < engines_.size(); ++rank) {
     engines_[rank]->DropPayload(last_id);
     internal::v1::PayloadChunk chunk;
@@ -243,12 +248,41 @@ EngineHooks InProcess::Hooks(int rank) {
   return hooks;
 }
 
+std::vector<internal::v1::Prepare> InProcess::PreparesBy(const RequestPlan& plan, int k) const {
+  return ForRanks(
+      PreparesOfRanks(MakePrepare(Key(k), request_.update, plan), static_cast<uint32_t>(num_copies()), num_rollouts_),
+      options_.run.mesh());
+}
+
+absl::StatusOr<v1::VerifyGroupResponse> InProcess::Verify() {
+  const auto plan = std::make_shared<const RequestPlan>(plan_);
+  server::Verification verification(verified_, plan, model_, options_.run.mesh());
+  std::vector<internal::v1::Prepare> reuse = PreparesBy(*plan, 0), dense = PreparesBy(*plan->dense, 0);
+  Mutex mutex;
+  const auto told = [&](const std::function<absl::Status()>& tell) {
+    MutexLock lock(&mutex);
+    return tell();
+  };
+  RETURN_IF_ERROR(OnEachRank([&](int rank) -> absl::Status {
+    const auto r = static_cast<size_t>(rank);
+    EngineHooks hooks = Hooks(rank);
+    hooks.results = [&](const internal::v1::ResultChunk& chunk) {
+      const absl::Status status = told([&] { return verification.AddResult(chunk); });
+      CHECK(status.ok()) << status;
+    };
+    ASSIGN_OR_RETURN(internal::v1::VerifyDone done,
+                     engines_[r]->Verify(server::MakeVerify(request_.update.request().request_id(), std::move(reuse[r]),
+                                                            std::move(dense[r])),
+                                         hooks));
+    return told([&] { return verification.Add(static_cast<uint32_t>(rank), std::move(done)); });
+  }));
+  return verification.Answer();
+}
+
 absl::StatusOr<internal::v1::Vote> InProcess::Prepare(int k) {
   ++attempt_;
   results_.clear();
-  std::vector<internal::v1::Prepare> prepares = ForRanks(
-      PreparesOfRanks(MakePrepare(Key(k), request_.update, plan_), static_cast<uint32_t>(num_copies()), num_rollouts_),
-      options_.run.mesh());
+  std::vector<internal::v1::Prepare> prepares = PreparesBy(plan_, k);
   for (int rank = 0; rank < num_ranks(); ++rank) options_.edit_prepare(rank, prepares[static_cast<size_t>(rank)]);
   votes_.assign(engines_.size(), {});
   RETURN_IF_ERROR(OnEachRank([&](int rank) -> absl::Status {

@@ -70,6 +70,8 @@ class InProcess {
   // Phases A, B, C of step k of the loaded request; log-probs and entropies are kept.
   // Returns what all ranks say together.
   absl::StatusOr<internal::v1::Vote> Prepare(int k);
+  // Both runs of the loaded verification, as the server asks for them and answers. REQUIRES: a request of that kind.
+  absl::StatusOr<v1::VerifyGroupResponse> Verify();
   // Clip by the request's max_grad_norm, AdamW.
   absl::Status Apply(int k, const internal::v1::Vote& vote);
 
@@ -105,6 +107,8 @@ class InProcess {
   at::Tensor FromOwners(int parameter, int part, ElementsOfParameter elements) const;
   absl::StatusOr<at::Tensor> Assemble(const TensorSpec& tensor,
                                       const std::function<at::Tensor(int part, const HfTensor& of)>& box_of) const;
+  // Returns what each rank is to compute of step k by a plan.
+  std::vector<internal::v1::Prepare> PreparesBy(const RequestPlan& plan, int k) const;
   void EditPlan(const TrainingRequest& request);
   void EditStep(const TrainingRequest& request, v1::StepPlan& step) const;
   void DrawPlacement(size_t num_groups);
@@ -118,6 +122,7 @@ class InProcess {
   std::vector<int64_t> num_rollouts_;                  // by group of the request
   std::vector<internal::v1::Vote> votes_;              // by rank
   TrainingRequest request_;                            // without its groups, which the engine holds
+  std::shared_ptr<const TrainingRequest> verified_;    // with them; null: it is no verification
   RequestPlan plan_;
   Mutex results_mutex_;
   std::map<std::string, v1::RolloutResult> results_;

@@ -46,6 +46,10 @@ class Engine {
 
   // Forward-only; results through hooks.results. Errors: Unavailable - as of Prepare; any other - the answer.
   virtual absl::Status LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) = 0;
+  // Computes a step's gradient by two plans and compares; results of both runs through hooks.results. What the ranks of
+  // a run could not do is in its votes. Errors: as of LogProb.
+  virtual absl::StatusOr<internal::v1::VerifyDone> Verify(const internal::v1::Verify& verify,
+                                                          const EngineHooks& hooks) = 0;
   // Returns the bytes written. Errors: as of LogProb.
   virtual absl::StatusOr<uint64_t> Export(const internal::v1::Export& request) = 0;
   // OK: both answers were given or will be, the second one while the engine does other work. Else neither was: any

@@ -30,6 +30,7 @@
 #include "worker/engine/step_line.h"
 #include "worker/engine/step_reduction.h"
 #include "worker/engine/step_sums.h"
+#include "worker/engine/verification.h"
 #include "worker/engine/weights_of_pass.h"
 #include "worker/model/weights_digest.h"
 #include "worker/model/weights_io.h"
@@ -211,11 +212,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
 
   const bool report = speaks() && prepare.header().return_log_probs() && prepare.plan().epoch() == 0;
   ResultSender sender(prepare.key().request_id(), weights_.run_dtype == at::kDouble, hooks.results);
-  const MemberResult results = [&](const MemberRows& m, std::span<const double> log_prob,
-                                   std::span<const double> entropy) {
-    const v1::PromptGroup& group = payload.groups[m.group];
-    if (report) sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_prob, entropy);
-  };
+  const MemberResult results = SendResults(report ? &sender : nullptr, payload);
   PassOptions options = StepOptions(hooks);
   options.layer_final = layer_final;
   ASSIGN_OR_RETURN(const PassSums sums, RunStep(options, payload, prepare.plan(), loss, results));
@@ -288,10 +285,7 @@ absl::StatusOr<Vote> ModelEngine::VoteWithOthers(Payload& payload, const interna
 
 absl::StatusOr<Vote> ModelEngine::Prepare(const internal::v1::Prepare& prepare, const EngineHooks& hooks) {
   RETURN_IF_ERROR(fence_.CheckPrepare(prepare.key()));
-  Payload* payload = payloads_.FindComplete(prepare.key().request_id());
-  if (payload == nullptr) {
-    return absl::NotFoundError("payload of request " + prepare.key().request_id() + " is not here, or not complete");
-  }
+  ASSIGN_OR_RETURN(Payload* const payload, payloads_.FindComplete(prepare.key().request_id()));
   fence_.OnPrepare(prepare.key());
   const double start_s = RealClock().MonotonicSeconds();
   spans_ = prepare.trace_spans_max() > 0 ? std::make_shared<StepSpans>(start_s, prepare.trace_spans_max()) : nullptr;
@@ -359,14 +353,9 @@ void ModelEngine::Abort(const internal::v1::StepKey& key) {
 }
 
 absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) {
-  Payload* payload = payloads_.FindComplete(log_prob.id());
-  if (payload == nullptr) return absl::NotFoundError("payload " + log_prob.id() + " is not here, or not complete");
+  ASSIGN_OR_RETURN(const Payload* const payload, payloads_.FindComplete(log_prob.id()));
   ResultSender sender(log_prob.id(), weights_.run_dtype == at::kDouble, hooks.results);
-  const MemberResult results = [&](const MemberRows& m, std::span<const double> log_probs,
-                                   std::span<const double> entropy) {
-    const v1::PromptGroup& group = payload->groups[m.group];
-    if (speaks()) sender.Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_probs, entropy);
-  };
+  const MemberResult results = SendResults(speaks() ? &sender : nullptr, *payload);
   return CatchExceptions([&]() -> absl::Status {
     const LogProbOptions asked = {log_prob.header().temperature(), log_prob.header().entropy()};
     RETURN_IF_ERROR(RunPass(absl::OkStatus(), {log_prob.weights(), log_prob.plan(), asked, results},
@@ -374,6 +363,17 @@ absl::Status ModelEngine::LogProb(const internal::v1::LogProb& log_prob, const E
     sender.Flush();
     return absl::OkStatus();
   });
+}
+
+absl::StatusOr<internal::v1::VerifyDone> ModelEngine::Verify(const internal::v1::Verify& verify,
+                                                             const EngineHooks& hooks) {
+  if (fence_.awaits_apply()) return absl::FailedPreconditionError("the gradients of a step wait for its Apply");
+  ASSIGN_OR_RETURN(Payload* const payload, payloads_.FindComplete(verify.id()));
+  const auto run = [&](const internal::v1::Prepare& prepare, const EngineHooks& of_run) {
+    return VoteWithOthers(*payload, prepare, of_run);
+  };
+  return RunVerification(verify, hooks,
+                         {weights_.parameters, norm_ranges_, run, [this](bool can) { return AllRanksCan(can); }});
 }
 
 absl::StatusOr<uint64_t> ModelEngine::Export(const internal::v1::Export& request) {

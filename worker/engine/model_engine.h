@@ -62,6 +62,8 @@ class ModelEngine final : public Engine {
   absl::StatusOr<internal::v1::Applied> Apply(const internal::v1::Apply& apply) override;
   void Abort(const internal::v1::StepKey& key) override;
   absl::Status LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) override;
+  absl::StatusOr<internal::v1::VerifyDone> Verify(const internal::v1::Verify& verify,
+                                                  const EngineHooks& hooks) override;
   absl::StatusOr<uint64_t> Export(const internal::v1::Export& request) override;
   absl::Status Save(const internal::v1::Save& request, const SaveAnswers& answers) override;
 

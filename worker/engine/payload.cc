@@ -88,9 +88,10 @@ void PayloadStore::Drop(const std::string& id) {
   if (is_large) malloc_trim(0);
 }
 
-Payload* PayloadStore::FindComplete(const std::string& id) {
+absl::StatusOr<Payload*> PayloadStore::FindComplete(const std::string& id) {
   const auto it = payloads_.find(id);
-  return it == payloads_.end() || !it->second.complete ? nullptr : &it->second;
+  if (it != payloads_.end() && it->second.complete) return &it->second;
+  return absl::NotFoundError("payload " + id + " is not here, or not complete");
 }
 
 }  // namespace stemma::worker

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "stemma/internal/v1/worker.pb.h"
 #include "worker/schedule/wave_rows.h"
 
@@ -40,7 +41,8 @@ class PayloadStore {
   absl::Status Add(internal::v1::PayloadChunk chunk);
   // Gives the memory of a large one back to the system: it lies all over the heap, which would keep it.
   void Drop(const std::string& id);
-  Payload* FindComplete(const std::string& id);  // null: unknown, or chunks are missing
+  // Errors: NotFound - unknown, or chunks are missing.
+  absl::StatusOr<Payload*> FindComplete(const std::string& id);
 
  private:
   std::map<std::string, Payload> payloads_;

@@ -42,6 +42,14 @@ void ResultSender::Flush() {
   chunk_bytes_ = 0;
 }
 
+MemberResult SendResults(ResultSender* sender, const Payload& payload) {
+  return [sender, &payload](const MemberRows& m, std::span<const double> log_probs, std::span<const double> entropy) {
+    if (sender == nullptr) return;
+    const v1::PromptGroup& group = payload.groups[m.group];
+    sender->Add(group.uid(), group.rollouts(static_cast<int>(m.rollout)).rollout_id(), log_probs, entropy);
+  };
+}
+
 at::Tensor PackResults(const HeadOutput& head, const at::Tensor& sums) {
   std::vector<at::Tensor> parts = {head.log_prob_T};
   for (const at::Tensor& part : {head.entropy_T, sums}) {

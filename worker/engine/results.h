@@ -9,6 +9,8 @@
 #include <string>
 
 #include "stemma/internal/v1/worker.pb.h"
+#include "worker/engine/live_wave.h"
+#include "worker/engine/payload.h"
 #include "worker/ops/head.h"
 
 namespace stemma::worker {
@@ -33,6 +35,9 @@ class ResultSender {
   internal::v1::ResultChunk chunk_;
   size_t chunk_bytes_ = 0;
 };
+
+// Returns what sends each rollout's numbers of a pass; null: they are sent to nobody. Both outlive it.
+MemberResult SendResults(ResultSender* sender, const Payload& payload);
 
 // Packs the numbers of a wave that leave the device into one tensor: log-probs, entropies (may be undefined), loss sums
 // (may be undefined).

@@ -120,6 +120,8 @@ absl::Status EngineThread::Dispatch(ServerMessage& message) {
     }
     case ServerMessage::kLogProb:
       return LogProb(message.log_prob());
+    case ServerMessage::kVerify:
+      return Verify(message.verify());
     case ServerMessage::kExport:
       return Export(message.export_());
     case ServerMessage::kSave:
@@ -183,6 +185,23 @@ absl::Status EngineThread::LogProb(const internal::v1::LogProb& log_prob) {
   WorkerMessage message;
   message.mutable_log_prob_done()->set_id(log_prob.id());
   if (!status.ok()) *message.mutable_log_prob_done()->mutable_failure() = ToFailure(status);
+  send_(std::move(message));
+  return absl::OkStatus();
+}
+
+absl::Status EngineThread::Verify(const internal::v1::Verify& verify) {
+  SetRunning(PassText(verify.id()), "verify");
+  absl::StatusOr<internal::v1::VerifyDone> done = engine_->Verify(verify, Hooks());
+  SetRunning("", "idle");
+  if (absl::IsUnavailable(done.status())) return done.status();
+  Failpoint("verify.before_answer", rank_);
+  WorkerMessage message;
+  if (done.ok()) {
+    *message.mutable_verify_done() = *std::move(done);
+  } else {
+    message.mutable_verify_done()->set_id(verify.id());
+    *message.mutable_verify_done()->mutable_failure() = ToFailure(done.status());
+  }
   send_(std::move(message));
   return absl::OkStatus();
 }

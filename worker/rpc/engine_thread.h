@@ -54,6 +54,7 @@ class EngineThread {
   absl::Status Prepare(const internal::v1::Prepare& prepare);
   absl::Status Apply(const internal::v1::Apply& apply);
   absl::Status LogProb(const internal::v1::LogProb& log_prob);
+  absl::Status Verify(const internal::v1::Verify& verify);
   absl::Status Export(const internal::v1::Export& request);
   absl::Status Save(const internal::v1::Save& request);
   // Answers with a Refused, but for Unavailable.

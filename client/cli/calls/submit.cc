@@ -2,6 +2,8 @@
 
 #include <memory>
 
+#include "common/base/status_macros.h"
+
 namespace stemma::cli {
 namespace {
 
@@ -43,6 +45,16 @@ v1::GroupPart EndOf(const std::vector<v1::PromptGroup>& groups) {
   return part;
 }
 
+// Sends a request with a loss by a call that is answered once.
+absl::Status SendUpdate(grpc::ClientWriter<v1::GroupPart>& writer, const v1::UpdateHeader& header,
+                        const std::vector<v1::PromptGroup>& groups) {
+  v1::GroupPart first;
+  *first.mutable_update() = header;
+  SendParts(first, groups, kMessageBytesTarget, [&](const v1::GroupPart& part) { return writer.Write(part); });
+  writer.WritesDone();
+  return RpcStatus(writer.Finish());  // a broken stream shows here, with its reason
+}
+
 }  // namespace
 
 bool SendParts(const v1::GroupPart& first, const std::vector<v1::PromptGroup>& groups, uint64_t message_bytes,
@@ -58,14 +70,15 @@ absl::StatusOr<v1::RequestStatus> UpdateActor(v1::TrainingService::Stub& stub, g
                                               const v1::UpdateHeader& header,
                                               const std::vector<v1::PromptGroup>& groups) {
   v1::RequestStatus response;
-  std::unique_ptr<grpc::ClientWriter<v1::GroupPart>> writer = stub.UpdateActor(&context, &response);
-  v1::GroupPart first;
-  *first.mutable_update() = header;
-  SendParts(first, groups, kMessageBytesTarget, [&](const v1::GroupPart& part) { return writer->Write(part); });
-  writer->WritesDone();
-  // A broken stream shows here, with its reason.
-  absl::Status status = RpcStatus(writer->Finish());
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(SendUpdate(*stub.UpdateActor(&context, &response), header, groups));
+  return response;
+}
+
+absl::StatusOr<v1::VerifyGroupResponse> VerifyGroup(v1::TrainingService::Stub& stub, grpc::ClientContext& context,
+                                                    const v1::UpdateHeader& header,
+                                                    const std::vector<v1::PromptGroup>& groups) {
+  v1::VerifyGroupResponse response;
+  RETURN_IF_ERROR(SendUpdate(*stub.VerifyGroup(&context, &response), header, groups));
   return response;
 }
 

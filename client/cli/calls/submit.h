@@ -23,6 +23,11 @@ absl::StatusOr<v1::RequestStatus> UpdateActor(v1::TrainingService::Stub& stub, g
                                               const v1::UpdateHeader& header,
                                               const std::vector<v1::PromptGroup>& groups);
 
+// Nothing is applied. `context`: as UpdateActor's.
+absl::StatusOr<v1::VerifyGroupResponse> VerifyGroup(v1::TrainingService::Stub& stub, grpc::ClientContext& context,
+                                                    const v1::UpdateHeader& header,
+                                                    const std::vector<v1::PromptGroup>& groups);
+
 // Calls `receive` with each message of results.
 absl::Status ComputeLogProb(v1::TrainingService::Stub& stub, grpc::ClientContext& context,
                             const v1::LogProbHeader& header, const std::vector<v1::PromptGroup>& groups,

@@ -23,6 +23,7 @@ void AddRequestsCommand(CLI::App& app, Runner& run);
 void AddExportCommand(CLI::App& app, Runner& run);
 void AddCheckpointCommand(CLI::App& app, Runner& run);
 void AddLogprobCommand(CLI::App& app, Runner& run);
+void AddVerifyCommand(CLI::App& app, Runner& run);
 void AddMeshCommand(CLI::App& app, Runner& run);
 void AddSimulateCommand(CLI::App& app, Runner& run);
 void AddModelCommand(CLI::App& app, Runner& run);

@@ -32,6 +32,7 @@ from ._stub import TrainingStub
 from ._tls import Tls
 from ._tries import checked_s, deadline_of, in_time, is_over, left_s, ran_out
 from ._update import update_parts
+from ._verify_calls import VerifyCalls
 from .groups import as_list, name_uids
 from .results import UpdateResult
 
@@ -42,7 +43,7 @@ _RETRY_DELAY_MAX_S = 5.0
 _TRIES_UNTOLD = 3       # a second and a half, as a restart takes: the log speaks of longer ones
 
 
-class Client(LogProbCalls, CheckpointCalls, ExportCalls):
+class Client(LogProbCalls, VerifyCalls, CheckpointCalls, ExportCalls):
     """A connection to one server. Close it, or use it in a `with`. A call whose timeout_s is over has another second: a server
     that is there answers by then."""
 

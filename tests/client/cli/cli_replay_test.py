@@ -53,6 +53,35 @@ class CliReplayTest(unittest.TestCase):
         self.golden("requests.jsonl", self.call("requests", "list", "-o", "json").stdout)
         self.golden("request.txt", self.call("requests", "get", "again/2").stdout)
         self.golden("logprob.txt", self.call("logprob", self.trace, "--line", 2).stdout)
+        self.golden("verify.txt", self.call("verify", self.trace, "--line", 2).stdout)
+        self.golden("verify.json", self.call("verify", self.trace, "-o", "json").stdout)
+
+    def test_a_verification_beyond_its_tolerance_ends_with_1(self):
+        self.server.error_norm = 1e-3  # 5e-4 of the norm: above half of fp32's digits
+        result = self.call("verify", self.trace, code=1)
+        self.assertIn("error: the gradients are 0.0005 of the dense one apart, more than the tolerance of 0.000244", result.stderr)
+        self.assertIn("within_tolerance", result.stdout)
+        self.call("verify", self.trace, "--tolerance", "6e-4")
+        self.server.error_norm = float("nan")
+        self.call("verify", self.trace, "--tolerance", "1e9", code=1)
+
+    def test_a_verification_sends_one_step_of_the_line(self):
+        header = {"loss": {"loss_mode": "gpg", "loss_agg_mode": "token-mean", "temperature": 1.0},
+                  "adam": {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "max_grad_norm": 1.0},
+                  "ppo_mini_batch_size": 2, "ppo_epochs": 3, "shuffle": True, "seed": 5, "return_log_probs": True, "trace_step": 1}
+        groups = [{"uid": f"g{i}", "prompt_tokens": [5, 6], "rollouts": [{"rollout_id": f"g{i}/0", "response_tokens": [7], "advantage": 1.0}]}
+                  for i in range(3)]
+        trace = self.directory / "steps.jsonl"
+        trace.write_text(json.dumps({"schema": "stemma.trace.v1"}) + "\n" + json.dumps({"header": header, "groups": groups}) + "\n")
+        self.call("verify", trace)
+        self.call("verify", trace, "--groups", 1)
+        self.call("verify", trace, "--groups", 9)
+        self.assertEqual([[group.uid for group in groups] for _, groups in self.server.verified], [["g0", "g1"], ["g0"], ["g0", "g1", "g2"]])
+        for sent, _ in self.server.verified:
+            for field in ("ppo_mini_batch_size", "ppo_epochs", "seed", "trace_step"):
+                self.assertFalse(sent.HasField(field), field)
+            self.assertFalse(sent.shuffle or sent.return_log_probs)
+            self.assertEqual(sent.loss.loss_mode, "gpg")
 
     def test_status_in_json_has_the_hardware_and_the_kernels_that_are_off(self):
         status = json.loads(self.call("status", "-o", "json").stdout)

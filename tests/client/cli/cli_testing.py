@@ -37,7 +37,7 @@ sys.path.insert(0, _generated.name)
 import grpc  # noqa: E402
 from google.protobuf import any_pb2  # noqa: E402
 from google.rpc import error_details_pb2, status_pb2  # noqa: E402
-from stemma.v1 import plan_pb2, training_pb2, training_pb2_grpc  # noqa: E402
+from stemma.v1 import plan_pb2, training_pb2, training_pb2_grpc, verification_pb2  # noqa: E402
 
 
 def run(*arguments, timeout=DEADLINE_S, binary=BIN / "stemma", **kwargs):
@@ -122,6 +122,8 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
         self.headers = []          # of every UpdateActor that came in whole
         self.max_part_bytes = 0
         self.log_prob = -1.5       # under the policy
+        self.verified = []         # (header, groups) of every VerifyGroup
+        self.error_norm = 1e-5     # of a gradient of norm 2
         self.outcomes = {}         # request_id -> RequestStatus
         self.fail = None
         self.received = threading.Event()
@@ -237,6 +239,22 @@ class FakeServer(training_pb2_grpc.TrainingServiceServicer):
                 result.rollouts.add(rollout_id=rollout.rollout_id, log_probs=values.tobytes(),
                                     entropy=values.tobytes() if header.entropy else b"")
             yield result
+
+    def VerifyGroup(self, request_iterator, context):
+        header, groups = self._receive(request_iterator)
+        self.verified.append((header, groups))
+        answer = verification_pb2.VerifyGroupResponse(step=7, lineage=self.lineage, log_prob_error_max=2e-6,
+                                                  log_prob_error_mean=5e-7, log_prob_tokens=12, error_norm=self.error_norm,
+                                                  gradient_norm=2.0)
+        for run, rows, seconds in ((answer.reuse, 300, 0.25), (answer.dense, 1200, 0.875)):
+            for name, value in {"actor/loss": 0.5, "actor/grad_norm": 2.0, "prefix/tokens_computed": rows,
+                                "perf/actor/flops": 1e9 * rows, "perf/actor/time_per_step": seconds,
+                                "plan/measured_bytes": 1000 * rows}.items():
+                run.metrics[name] = value
+        for number in range(12):
+            answer.parameters.add(name=f"layers.{number}.qkv", error_norm=self.error_norm / (number + 1),
+                                  gradient_norm=0.0 if number == 1 else 1.0)
+        return answer
 
     def GetRequest(self, request, context):
         if request.request_id not in self.outcomes:

@@ -12,7 +12,7 @@ import stemma
 from stemma import _proto
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from fake_server import FakeServer, abort  # noqa: E402
+from fake_server import FakeServer, abort, verified  # noqa: E402
 
 GROUPS = [stemma.Group("g0", [5, 6, 7], [stemma.Rollout([8, 9], reward=1.0), stemma.Rollout([8], reward=0.0)])]
 Status = _proto.message_class("stemma.v1.RequestStatus")
@@ -271,7 +271,7 @@ class Lineages:
 
     def handlers(self):
         return {"UpdateActor": self.update_actor, "ExportWeights": self.export, "GetModel": self.model,
-                "ComputeLogProb": self.log_probs}
+                "ComputeLogProb": self.log_probs, "VerifyGroup": self.verify}
 
     def check(self, request, context):
         self.expected.append(request.expected_lineage if request.HasField("expected_lineage") else None)
@@ -294,6 +294,10 @@ class Lineages:
             message.lineage = self.lineage
             yield message
 
+    def verify(self, parts, context):
+        self.check(list(parts)[0].update.request, context)
+        return verified(step=self.step, lineage=self.lineage)
+
     def export(self, request, context):
         self.check(request, context)
         return _proto.message_class("stemma.v1.ExportWeightsResponse")(path="/x", step=self.step, lineage=self.lineage)
@@ -303,17 +307,18 @@ class Lineages:
 
 
 def test_a_client_expects_the_lineage_that_it_heard_of_first():
-    for first in (update, lambda c: c.log_probs(GROUPS), lambda c: c.export("a"), lambda c: c.model()):
+    verify = lambda c: c.verify(GROUPS, stemma.grpo(), stemma.adamw(1e-6))
+    for first in (update, verify, lambda c: c.log_probs(GROUPS), lambda c: c.export("a"), lambda c: c.model()):
         server = Lineages("a-1")
 
         def call(client):
             assert client.lineage is None
             first(client)
             assert client.lineage == "a-1"
-            for again in (update, lambda c: c.log_probs(GROUPS), lambda c: c.export("a")):
+            for again in (update, verify, lambda c: c.log_probs(GROUPS), lambda c: c.export("a")):
                 again(client)
             server.lineage, server.step = "b-1", 0
-            for again in (update, lambda c: c.log_probs(GROUPS), lambda c: c.export("a")):
+            for again in (update, verify, lambda c: c.log_probs(GROUPS), lambda c: c.export("a")):
                 with pytest.raises(stemma.LineageLostError) as error:
                     again(client)
                 assert (error.value.lost_lineage, error.value.lineage, error.value.step) == ("a-1", "b-1", 0)
@@ -321,7 +326,7 @@ def test_a_client_expects_the_lineage_that_it_heard_of_first():
             assert client.model()["lineage"] == "b-1" and client.lineage == "a-1"
 
         run(server.handlers(), call)
-        assert server.expected[-6:] == ["a-1"] * 6 and server.step == 0
+        assert server.expected[-8:] == ["a-1"] * 8 and server.step == 0
 
 
 def test_a_client_that_follows_expects_nothing_and_moves_on():

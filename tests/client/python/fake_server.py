@@ -51,3 +51,13 @@ def abort(context, code, message, reason="", fields=(), metadata=None, retry_del
                            value=message_of_detail.SerializeToString())
     context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
     context.abort(code, message)
+
+
+def verified(**fields):
+    """An answer of VerifyGroup."""
+    answer = _proto.message_class("stemma.v1.VerifyGroupResponse")(
+        log_prob_error_max=2e-6, log_prob_error_mean=1e-6, log_prob_tokens=8, error_norm=0.5, gradient_norm=2.0,
+        parameters=[{"name": "norm", "error_norm": 0.4, "gradient_norm": 1.6}, {"name": "bias", "error_norm": 0.3}, {"name": "still"}],
+        **{"step": 3, "lineage": "a-1", **fields})
+    answer.reuse.metrics["perf/actor/time_per_step"], answer.dense.metrics["perf/actor/time_per_step"] = 0.5, 2.0
+    return answer

@@ -87,6 +87,7 @@ def test_a_process_that_was_forked_off_is_told_to_make_its_own_client():
 CALLS = {
     "GetModel": lambda c, **o: c.model(**o), "GetServerInfo": lambda c, **o: c.info(**o),
     "ComputeLogProb": lambda c, **o: c.log_probs(GROUPS, **o),
+    "VerifyGroup": lambda c, **o: c.verify(GROUPS, stemma.grpo(), stemma.adamw(1e-6), **o),
     "UpdateActor": lambda c, **o: c.plan(GROUPS, stemma.grpo(), stemma.adamw(1e-6), **o),
     "ExportWeights": lambda c, **o: c.export("a", **o), "SaveCheckpoint": lambda c, **o: c.save_checkpoint("a", **o),
     "LoadCheckpoint": lambda c, **o: c.load_checkpoint("a", **o)}

@@ -324,6 +324,33 @@ TEST(RequestBuilderTest, CrossEntropyNeedsItsWeightsAndReadsNoAdvantage) {
   EXPECT_EQ(GetErrorDetails(Build(stream).status()).violations.at(0).field, "groups[1].rollouts[1].loss_weights");
 }
 
+absl::Status BuildVerification(const std::function<void(v1::UpdateHeader&)>& spoil) {
+  Stream stream;
+  stream.kind = TrainingRequest::Kind::kVerify;
+  spoil(stream.header);
+  return Build(stream).status();
+}
+
+TEST(RequestBuilderTest, AVerificationIsOneStepAndNothingIsSentThatItDoesNotRead) {
+  EXPECT_TRUE(BuildVerification([](v1::UpdateHeader&) {}).ok());
+  EXPECT_TRUE(BuildVerification([](v1::UpdateHeader& h) { h.mutable_request()->set_schedule(v1::AUTO); }).ok());
+  const auto field = [](const std::function<void(v1::UpdateHeader&)>& spoil) {
+    return GetErrorDetails(BuildVerification(spoil)).violations.at(0).field;
+  };
+  EXPECT_EQ(field([](v1::UpdateHeader& h) { h.mutable_request()->set_schedule(v1::DENSE); }),
+            "update.request.schedule");
+  EXPECT_EQ(field([](v1::UpdateHeader& h) { h.mutable_request()->set_validate_only(true); }),
+            "update.request.validate_only");
+  EXPECT_EQ(field([](v1::UpdateHeader& h) { h.mutable_request()->set_wait_ms(0); }), "update.request.wait_ms");
+  EXPECT_EQ(field([](v1::UpdateHeader& h) { h.mutable_request()->set_on_nonfinite(v1::SKIP); }),
+            "update.request.on_nonfinite");
+  EXPECT_EQ(field([](v1::UpdateHeader& h) { h.set_trace_step(0); }), "update.trace_step");
+  EXPECT_EQ(field([](v1::UpdateHeader& h) { h.set_return_log_probs(true); }), "update.return_log_probs");
+  const absl::Status steps = BuildVerification([](v1::UpdateHeader& h) { h.set_ppo_epochs(2); });
+  EXPECT_TRUE(HasReason(steps, Reason::kInvalidRequest)) << steps;
+  EXPECT_EQ(GetErrorDetails(steps).violations.at(0).field, "update.ppo_mini_batch_size");
+}
+
 absl::Status BuildLogProb(const std::function<void(v1::LogProbHeader&)>& spoil) {
   RequestBuilder builder(TrainingRequest::Kind::kLogProb, DefaultLimits(), Model(), RunNumbers());
   std::vector<v1::GroupPart> parts(3);

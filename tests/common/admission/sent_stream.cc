@@ -66,7 +66,7 @@ v1::PromptGroup GoodGroup(const std::string& uid) {
 absl::StatusOr<std::shared_ptr<const TrainingRequest>> Build(Stream stream) {
   ModelConfig model = Model();
   model.max_positions = stream.positions;
-  RequestBuilder builder(TrainingRequest::Kind::kUpdate, stream.limits, model, stream.numbers);
+  RequestBuilder builder(stream.kind, stream.limits, model, stream.numbers);
   std::vector<v1::GroupPart> parts(1);
   *parts[0].mutable_update() = stream.header;
   for (v1::PromptGroup& group : stream.groups) *parts.emplace_back().mutable_group() = group;

@@ -25,6 +25,7 @@ v1::PromptGroup GoodGroup(const std::string& uid);
 
 // Two groups of two rollouts under a good header: each test breaks one thing of it.
 struct Stream {
+  TrainingRequest::Kind kind = TrainingRequest::Kind::kUpdate;  // or kVerify
   v1::UpdateHeader header = GoodHeader();
   std::vector<v1::PromptGroup> groups = {GoodGroup("a"), GoodGroup("b")};
   uint64_t end_groups = 2, end_rollouts = 4;

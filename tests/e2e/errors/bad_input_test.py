@@ -233,6 +233,24 @@ def test_weights_whose_name_is_none_are_refused(cluster, weights):
     assert error.fields[0] == "log_prob.weights", error
 
 
+@pytest.mark.parametrize("field, value", [("request.validate_only", True), ("request.wait_ms", 5), ("request.on_nonfinite", "SKIP"),
+                                          ("request.schedule", "DENSE"), ("trace_step", 0), ("return_log_probs", True)])
+def test_what_a_verification_does_not_read_is_refused(cluster, field, value):
+    request = Request()
+    at = request.header["request"] if field.startswith("request.") else request.header
+    at[field.removeprefix("request.")] = value
+    error = refusal(lambda: cluster.stub.VerifyGroup(iter(request.parts())))
+    assert (error.code, error.fields) == (grpc.StatusCode.INVALID_ARGUMENT, [f"update.{field}"]), error
+
+
+def test_a_verification_is_of_one_step(cluster):
+    request = Request()
+    request.header["ppo_epochs"] = 2
+    error = refusal(lambda: cluster.stub.VerifyGroup(iter(request.parts())))
+    assert (error.code, error.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["update.ppo_mini_batch_size"]), error
+    assert "2 optimizer steps" in error.message, error
+
+
 def test_an_export_name_is_never_a_path(cluster):
     error = refusal(lambda: cluster.stub.ExportWeights(_proto.ExportWeightsRequest(name="../../x")))
     assert (error.code, error.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["name"]), error

@@ -54,6 +54,7 @@ def test_numbers_are_those_of_the_calls():
                 cluster.stub.ExportWeights(_proto.ExportWeightsRequest(name="out"), timeout=PATIENCE_S)
         for _ in range(3):
             assert len(list(cluster.stub.ComputeLogProb(iter(pass_parts())))) == 2
+        assert cluster.stub.VerifyGroup(iter(Request().parts())).gradient_norm > 0
         after, model = read(cluster), cluster.model()
         assert after["stemma_model_step"] == model.step == after["stemma_newest_checkpoint_step"] == 2
         assert after["stemma_updates_accepted_total"] == 2
@@ -70,6 +71,7 @@ def test_numbers_are_those_of_the_calls():
             assert tokens == total(steps, f"prefix/tokens_{kind}") > 0, kind
         assert after["stemma_exports_total"] == {"done": 1, "failed": 1, "cancelled": 0}
         assert after["stemma_log_prob_passes_total"] == {"done": 3, "failed": 0, "cancelled": 0}
+        assert after["stemma_verifications_total"] == {"done": 1, "failed": 0, "cancelled": 0}
         assert after["stemma_flops_total"] == total(steps, "perf/actor/flops") > 0
         assert after["stemma_last_step"] == pytest.approx(dict(steps[-1].metrics), rel=1e-15)
 

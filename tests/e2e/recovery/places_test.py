@@ -38,7 +38,7 @@ SERVED_WITHIN_S, CASE_WITHIN_S = 90, 180  # only bound a failure: most cases tak
 
 # By what makes a process pass the place. An update passes those of saving too: every second one is followed by a checkpoint.
 # What fails is a write to a disk, a message, or a collective.
-UPDATE, RECOVERY, RESTART, PASS, EXPORT, PIN = "update", "recovery", "restart", "log_prob", "export", "pin"
+UPDATE, RECOVERY, RESTART, PASS, VERIFY, EXPORT, PIN = "update", "recovery", "restart", "log_prob", "verify", "export", "pin"
 SERVER = {
     UPDATE: {
         "spool.before": "fail", "spool.after": "", "spool.before_removal": "", "reply.before": "",
@@ -55,6 +55,7 @@ SERVER = {
     RECOVERY: {"send.configure": "fail", "receive.register": "", "receive.ready": "fail", "ckpt.before_read": ""},
     RESTART: {"row.started.before": "fail", "row.started.after": ""},
     PASS: {"send.log_prob": "fail", "receive.log_prob_done": "fail"},
+    VERIFY: {"send.verify": "fail", "receive.verify_done": "fail"},
     EXPORT: {"send.export": "fail", "receive.export_done": "fail"},
     PIN: {"row.checkpoint_changed.before": "fail", "row.checkpoint_changed.after": ""},
 }
@@ -67,6 +68,7 @@ RANK = {
     },
     RECOVERY: {"load.begun": "", "load.met": "fail", "load.before_ready": ""},
     PASS: {"log_prob.before_answer": ""},
+    VERIFY: {"verify.before_answer": ""},
     EXPORT: {"export.begun": "", "export.written": "", "export.before_answer": ""},
 }
 # No run of this table passes them.
@@ -175,12 +177,20 @@ class Disturbed:
             self.kill_server()
         if operation == PASS:
             self._until_served(lambda: self.client.log_probs([stemma.Group("g", [1, 2, 3], [stemma.Rollout([4, 5], reward=1.0)])]))
+        elif operation == VERIFY:
+            self._verify()
         elif operation == EXPORT:
             self._export(name)
         elif operation == PIN:
             self._pin()
         else:
             self.update()
+
+    def _verify(self):
+        """Its answer is of the weights that are there, and it trains none of them: `check` is of the updates alone."""
+        groups = [stemma.Group("g", [1, 2, 3], [stemma.Rollout([4, 5], advantage=1.0), stemma.Rollout([6], advantage=-2.0)])]
+        found = self._until_served(lambda: self.client.verify(groups, stemma.grpo(), stemma.adamw(1e-3), old="on_policy"))
+        assert found.step == self.sent * STEPS_OF_REQUEST and found.error < 1e-5, found
 
     def _export(self, name):
         try:

@@ -46,6 +46,8 @@ INSTANTIATE_TEST_SUITE_P(Numbers, CoordinatorStateTest, ::testing::ValuesIn(Read
 INSTANTIATE_TEST_SUITE_P(Stalls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("stalls")), kName);
 INSTANTIATE_TEST_SUITE_P(Traces, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("traces")), kName);
 INSTANTIATE_TEST_SUITE_P(Calls, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("calls")), kName);
+INSTANTIATE_TEST_SUITE_P(Verifications, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("verifications")),
+                         kName);
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("checkpoints")), kName);
 INSTANTIATE_TEST_SUITE_P(Disk, CoordinatorStateTest, ::testing::ValuesIn(ReadScenarios("disk")), kName);

@@ -19,6 +19,15 @@ CallJob LogProb(CallId call, uint64_t bytes) {
   return {.call = call, .work = LogProbJob{request, {}}};
 }
 
+CallJob Verify(CallId call, uint64_t bytes, const std::string& checkpoint) {
+  auto request = std::make_shared<TrainingRequest>();
+  request->kind = TrainingRequest::Kind::kVerify;
+  request->bytes = bytes;
+  request->update.mutable_old()->set_from(v1::LogProbSource::WEIGHTS);
+  request->update.mutable_old()->set_weights(checkpoint);
+  return {.call = call, .work = VerifyJob{request, nullptr, nullptr}};
+}
+
 CallJob ExportCall(CallId call, const std::string& name) {
   ExportJob job;
   job.request.set_name(name);
@@ -52,7 +61,8 @@ TEST(JobQueueTest, ACallJobIsHeldUntilItIsRemovedWhereverItIs) {
   EXPECT_EQ(queue.call_job_bytes(), 15u);
   EXPECT_EQ(queue.TakeNext(), pass);
   ASSERT_NE(queue.FindCallJob(pass), nullptr) << "it runs";
-  EXPECT_TRUE(queue.FindCallJob(pass)->has_payload());
+  EXPECT_NE(queue.FindCallJob(pass)->request(), nullptr);
+  EXPECT_EQ(queue.FindCallJob(weights)->request(), nullptr);
   EXPECT_EQ(queue.call_job_bytes(), 15u);
   EXPECT_EQ(queue.RemoveCallJob(pass).call, 1u);
   EXPECT_EQ(queue.FindCallJob(pass), nullptr);
@@ -78,6 +88,18 @@ TEST(JobQueueTest, CallsAndExportsAreFound) {
   EXPECT_FALSE(queue.HasExport("x"));
 }
 
+TEST(JobQueueTest, AVerificationCountsItsBytesAndReadsTheCheckpointsOfItsHeader) {
+  JobQueue queue;
+  const std::string id = queue.AddCallJob(Verify(1, 7, "start"));
+  EXPECT_EQ(id, "~verify/1");
+  EXPECT_EQ(queue.call_job_bytes(), 7u);
+  EXPECT_TRUE(queue.ReadsCheckpoint("start"));
+  EXPECT_FALSE(queue.ReadsCheckpoint("policy") || queue.ReadsCheckpoint("other"));
+  queue.RemoveCallJob(id);
+  EXPECT_FALSE(queue.ReadsCheckpoint("start"));
+  EXPECT_EQ(queue.call_job_bytes(), 0u);
+}
+
 TEST(CallCountsTest, EveryEndIsCountedOnceByWhatItWasAndHowItEnded) {
   CallCounts counts;
   counts.Count(LogProb(1, 10), absl::OkStatus());
@@ -86,9 +108,11 @@ TEST(CallCountsTest, EveryEndIsCountedOnceByWhatItWasAndHowItEnded) {
   for (int i = 0; i < 3; ++i) counts.Count(LogProb(4, 10), absl::InternalError("no memory"));
   for (int i = 0; i < 4; ++i) counts.Count(ExportCall(5, "x"), v1::ExportWeightsResponse());
   counts.Count(ExportCall(6, "x"), absl::AlreadyExistsError("x"));
+  counts.Count(Verify(8, 1, "policy"), v1::VerifyGroupResponse());
   counts.Count({.call = 7, .work = SaveJob{}}, absl::OkStatus());
   const auto numbers = [](const CallCounts::Ends& ends) { return std::vector{ends.done, ends.failed, ends.cancelled}; };
   EXPECT_THAT(numbers(counts.log_prob_passes), ElementsAre(1, 3, 2));
+  EXPECT_THAT(numbers(counts.verifications), ElementsAre(1, 0, 0));
   EXPECT_THAT(numbers(counts.exports), ElementsAre(4, 1, 0));
 }
 

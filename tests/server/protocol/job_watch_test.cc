@@ -49,6 +49,15 @@ TEST(JobSecondsTest, WeightsOfACheckpointAreReadInOnePieceForEachPass) {
   EXPECT_EQ(PrepareSeconds(before, 0, /*payload_bytes=*/0).total, 3 * 7 + 2 * 30);
 }
 
+TEST(JobSecondsTest, AVerificationHasTheTimeOfBothOfItsRuns) {
+  RequestPlan plan = PlanOfOneStep(/*passes=*/0), dense = PlanOfOneStep(/*passes=*/1);
+  dense.report.mutable_steps(1)->mutable_clusters(0)->mutable_seconds()->set_suffix(9);
+  plan.dense = std::make_shared<const RequestPlan>(dense);
+  const JobSeconds both = VerifySeconds(plan, /*payload_bytes=*/0);
+  EXPECT_EQ(both.longest, 9);
+  EXPECT_EQ(both.total, PrepareSeconds(plan, 0, 0).total + PrepareSeconds(dense, 0, 0).total);
+}
+
 TEST(JobSecondsTest, StatesAreLoadedAndSavedWithTheWeights) {
   ModelConfig model;
   model.vocab_size = 1000;

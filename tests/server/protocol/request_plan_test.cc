@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/error.h"
 #include "gtest/gtest.h"
 #include "tests/server/planner/cluster_shapes.h"
 
@@ -33,13 +34,18 @@ TrainingRequest TwoGroups(size_t response_tokens = 30) {
   return request;
 }
 
-RequestPlan Planned(const TrainingRequest& request, v1::Schedule server = v1::REUSE) {
+absl::StatusOr<RequestPlan> PlannedIn(uint64_t budget_bytes, const TrainingRequest& request,
+                                      v1::Schedule server = v1::REUSE) {
   v1::RunConfig run;
   run.set_dtype("fp32");
   run.set_head_chunk_tokens(512);
-  run.set_memory_budget_bytes(uint64_t{8} << 30);
+  run.set_memory_budget_bytes(budget_bytes);
   run.set_schedule(server);
-  absl::StatusOr<RequestPlan> plan = MakePlanFunction(testing::BenchModel())(request, run, testing::BenchRates(), {});
+  return MakePlanFunction(testing::BenchModel())(request, run, testing::BenchRates(), {});
+}
+
+RequestPlan Planned(const TrainingRequest& request, v1::Schedule server = v1::REUSE) {
+  absl::StatusOr<RequestPlan> plan = PlannedIn(uint64_t{8} << 30, request, server);
   EXPECT_TRUE(plan.ok()) << plan.status();
   return plan.ok() ? *std::move(plan) : RequestPlan();
 }
@@ -85,6 +91,35 @@ TEST(RequestPlanTest, APassRunsForEachOfTheWeightsAndBesideThoseOfACheckpoint) {
   EXPECT_EQ(twice.steps(1).peak_bytes(), once.steps(1).peak_bytes()) << "they are gone before the first step";
   EXPECT_EQ(twice.flops(), once.flops() + once.steps(0).flops());
   EXPECT_GT(twice.seconds().suffix(), once.seconds().suffix());
+}
+
+// Nothing of a verification's first run differs from what training would do; the second is dense, beside its gradients.
+TEST(RequestPlanTest, AVerificationHasTheStepsPlanAndADenseOneBesideItsGradients) {
+  TrainingRequest request = TwoGroups();
+  request.update.mutable_request()->set_schedule(v1::REUSE);
+  const RequestPlan reuse = Planned(request);
+  request.update.mutable_request()->set_schedule(v1::DENSE);
+  const RequestPlan dense = Planned(request);
+  EXPECT_EQ(dense.dense, nullptr);
+  request.kind = TrainingRequest::Kind::kVerify;
+  request.update.mutable_request()->clear_schedule();
+  const RequestPlan both = Planned(request);
+  EXPECT_EQ(both.plan.SerializeAsString(), reuse.plan.SerializeAsString());
+  EXPECT_EQ(both.report.SerializeAsString(), reuse.report.SerializeAsString());
+  ASSERT_NE(both.dense, nullptr);
+  EXPECT_EQ(both.dense->plan.SerializeAsString(), dense.plan.SerializeAsString());
+  EXPECT_EQ(both.dense->numbers(0).denominator, reuse.numbers(0).denominator);
+  const uint64_t held = both.dense->report.state().gradients();  // one rank: it owns all of them
+  EXPECT_GT(held, 0u);
+  EXPECT_EQ(both.dense->report.steps(0).peak_bytes(), dense.report.steps(0).peak_bytes() + held);
+  // A step that fits the budget alone does not beside so much, and the error says which run it is.
+  const uint64_t tight = dense.report.state().device() + held / 2;
+  request.kind = TrainingRequest::Kind::kUpdate;
+  EXPECT_TRUE(PlannedIn(tight, request).ok()) << PlannedIn(tight, request).status();
+  request.kind = TrainingRequest::Kind::kVerify;
+  const absl::Status none = PlannedIn(tight, request).status();
+  EXPECT_TRUE(HasReason(none, Reason::kGroupTooLarge)) << none;
+  EXPECT_EQ(none.message().substr(0, 6), "dense,") << none;
 }
 
 // The head takes 512 rows at a time: of 1,100 two chunks run again once the last is known, which costs their forward.

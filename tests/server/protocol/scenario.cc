@@ -16,6 +16,7 @@
 #include "server/protocol/coordinator_state.h"
 #include "server/protocol/journal_checks.h"
 #include "server/protocol/journal_fold.h"
+#include "tests/server/protocol/scenario_answers.h"
 #include "tests/server/protocol/scenario_checkpoints.h"
 #include "tests/server/protocol/scenario_plans.h"
 #include "tests/server/protocol/scenario_text.h"
@@ -242,6 +243,7 @@ class Scenario {
     }
     if (name == "submit") return SubmitEvent{command.Id(1), MakeUpdate(command)};
     if (name == "log_prob") return SubmitEvent{command.Id(1), MakeLogProb(command)};
+    if (name == "verify_group") return SubmitEvent{command.Id(1), MakeVerification(command)};
     if (name == "export") return ExportEvent{command.Id(1), MakeExport(command), command.Has("absent")};
     if (name == "get") return MakeGet(command);
     if (name == "cancel") return CancelEvent{command.Id(1), command.words.at(2)};
@@ -292,6 +294,8 @@ class Scenario {
       FillResult(command, *message.mutable_results());
     else if (name == "log_prob_done")
       FillDone(command, *message.mutable_log_prob_done());
+    else if (name == "verify_done")
+      FillVerifyDone(command, *message.mutable_verify_done());
     else if (name == "staged")
       FillDone(command, *message.mutable_save_staged());
     else if (name == "saved") {
@@ -322,22 +326,6 @@ class Scenario {
     vote.set_grad_norm_squared(norm2);
     if (command.Has("rows")) vote.mutable_sums()->set_computed_rows(command.Get("rows", 0));
     AddSpans(command.Get("spans", 0), *vote.mutable_spans());
-  }
-
-  static void FillResult(const Command& command, internal::v1::ResultChunk& chunk) {
-    chunk.set_id(command.words.at(1));
-    chunk.mutable_group()->set_uid(command.words.at(2));
-    chunk.mutable_group()->set_dtype(v1::FLOAT32);
-    v1::RolloutResult& rollout = *chunk.mutable_group()->add_rollouts();
-    rollout.set_rollout_id(command.words.at(2) + "/0");
-    rollout.set_log_probs(std::string(command.Get("numbers", 0) * sizeof(float), '\0'));
-  }
-
-  template <typename Done>
-  static void FillDone(const Command& command, Done& done) {
-    done.set_id(command.words.at(1));
-    if (command.Has("fail")) *done.mutable_failure() = ToFailure(MakeError(Reason::kInternal, "x"));
-    if (command.Has("exists")) *done.mutable_failure() = ToFailure(absl::AlreadyExistsError("x"));
   }
 
   StepKey KeyOf(const Command& command) const {

@@ -47,7 +47,9 @@
 //   > refused [KEY=VALUE...]
 //            of the last Prepare's key to that session, changed by step=, attempt=, k=, epoch=, generation=,
 //            incarnation=, id=, session=
-//   > result ID UID    > log_prob_done ID [fail]                > export_done ID
+//   > verify_group CALL [tokens=N] [expect=STEP] [lineage=L] [needs=BYTES] [nothing] [old=CHECKPOINT]
+//   > result ID UID [dense]    > log_prob_done ID [fail]        > export_done ID
+//   > verify_done ID yes|no [reason=R] [error2=X] [dense2=X] [names=N] [fail] [session=S]    (of both runs)
 //
 // A Prepare shows its denominator and prompt-mean weights, an Apply its clip factor, all with the digits that give the
 // double back; a refusal whether it says that the id is known; an applied step shows the bytes that its row of the

@@ -58,7 +58,8 @@ Command::Command(const std::string& line) {
   for (const std::string& word : std::vector<std::string>(absl::StrSplit(line, ' ', absl::SkipEmpty()))) {
     const std::vector<std::string> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
     const bool flag = word == "skip" || word == "validate" || word == "pass" || word == "fail" || word == "absent" ||
-                      word == "exists" || word == "moving" || word == "pinned" || word == "old" ||
+                      word == "exists" || word == "dense" || word == "nothing" || word == "moving" ||
+                      word == "pinned" || word == "old" ||
                       ((word == "results" || word == "refused" || word == "unread" || word == "by_ranks") &&
                        !words.empty() && words[0] == "submit");
     if (parts.size() == 2)
@@ -73,6 +74,11 @@ Command::Command(const std::string& line) {
 absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, uint32_t num_ranks) {
   RequestPlan result;
   const v1::UpdateHeader& header = request.update;
+  if (request.kind == TrainingRequest::Kind::kVerify) {
+    TrainingRequest dense = request;
+    dense.kind = TrainingRequest::Kind::kUpdate;
+    result.dense = std::make_shared<const RequestPlan>(*FakePlan(dense, num_ranks));
+  }
   if (header.loss().has_clip_ratio_high()) result.repeats = num_ranks;
   result.report.set_budget_bytes(500);
   result.report.set_peak_bytes(static_cast<uint64_t>(header.loss().clip_ratio_c()));
@@ -141,6 +147,29 @@ std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command) {
     request->refused = MakeError(Reason::kLimitExceeded, "too long");
     request->digest.clear();
   }
+  return request;
+}
+
+std::shared_ptr<const TrainingRequest> MakeVerification(const Command& command) {
+  auto request = std::make_shared<TrainingRequest>();
+  request->kind = TrainingRequest::Kind::kVerify;
+  v1::UpdateHeader& header = request->update;
+  header.mutable_request()->set_request_id("v");
+  if (command.Has("expect")) header.mutable_request()->set_expected_step(command.Get("expect", 0));
+  if (command.Has("lineage")) header.mutable_request()->set_expected_lineage(command.options.at("lineage"));
+  if (command.Has("needs")) header.mutable_loss()->set_clip_ratio_c(static_cast<double>(command.Get("needs", 0)));
+  if (command.Has("nothing")) header.set_seed(0);
+  if (command.Has("old")) ReadWeights(command.options.at("old"), *header.mutable_old());
+  header.mutable_loss()->set_loss_mode("gpg");
+  request->groups = {Group("g"), Group("h")};
+  const std::string response(command.Get("tokens", 0) * sizeof(int32_t), '\0');
+  for (v1::PromptGroup& group : request->groups) {
+    group.mutable_rollouts(0)->set_response_tokens(response);
+    group.mutable_rollouts(0)->set_advantage(1);
+  }
+  request->num_rollouts = 2;
+  request->bytes = 10;
+  request->digest = "p";
   return request;
 }
 

@@ -41,6 +41,7 @@ absl::StatusOr<RequestPlan> FakePlan(const TrainingRequest& request, uint32_t nu
 
 std::shared_ptr<const TrainingRequest> MakeUpdate(const Command& command);
 std::shared_ptr<const TrainingRequest> MakeLogProb(const Command& command);
+std::shared_ptr<const TrainingRequest> MakeVerification(const Command& command);
 v1::ExportWeightsRequest MakeExport(const Command& command);
 
 }  // namespace stemma::server

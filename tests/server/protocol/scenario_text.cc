@@ -86,6 +86,9 @@ std::string MessageText(const internal::v1::ServerMessage& message) {
                           message.log_prob().weights().checkpoint().empty()
                               ? ""
                               : absl::StrCat(" weights=", WeightsText(message.log_prob().weights())));
+    case Message::kVerify:
+      return absl::StrCat("verify ", message.verify().id(), " reuse (", PrepareText(message.verify().reuse()),
+                          ") dense (", PrepareText(message.verify().dense()), ")");
     case Message::kSave:
       return absl::StrCat("save ", message.save().id(), " ", message.save().folder());
     case Message::kExport:
@@ -144,6 +147,13 @@ std::string InfoText(const v1::ServerInfo& info) {
   return text;
 }
 
+std::string VerifiedText(const v1::VerifyGroupResponse& verified) {
+  return absl::StrCat("verified step=", verified.step(), LineageText(verified.lineage()),
+                      " error=", Exact(verified.error_norm()), "/", Exact(verified.gradient_norm()), " of ",
+                      verified.parameters_size(), " log_probs=", Exact(verified.log_prob_error_max()), ",",
+                      Exact(verified.log_prob_error_mean()), " of ", verified.log_prob_tokens());
+}
+
 std::string ReplyText(const Reply& reply) {
   if (const auto* status = std::get_if<absl::Status>(&reply)) {
     return status->ok() ? "ok" : ErrorLine(*status);
@@ -163,6 +173,7 @@ std::string ReplyText(const Reply& reply) {
     return text;
   }
   if (const auto* info = std::get_if<v1::ServerInfo>(&reply)) return InfoText(*info);
+  if (const auto* verified = std::get_if<v1::VerifyGroupResponse>(&reply)) return VerifiedText(*verified);
   return CheckpointReplyText(reply);
 }
 

@@ -37,6 +37,7 @@ TEST(WorkerMessagesTest, WhatAnHonestWorkerSaysPasses) {
        R"(vote { key { request_id: "a/b" } yes: true grad_norm_squared: nan sums { policy_loss: inf entropy_nats: nan } })",
        R"(vote { no_reason: NONFINITE message: "wave 3" })", "vote { no_reason: 77 }", "vote { }",
        "applied { apply_s: 0 }", R"(results { id: "a" })", R"(log_prob_done { id: "~log-prob/1" })",
+       R"(verify_done { id: "~verify/1" reuse_s: 1 gradients { name: "layers.0.qkv.weight" error_squared: inf } })",
        R"(export_done { id: "~export/1" bytes: 9 })", "refused { }"}) {
     EXPECT_THAT(CheckWorkerMessage(Message(text)), IsOk()) << text;
   }
@@ -106,6 +107,14 @@ TEST(WorkerMessagesTest, AMessageOutsideItsRangesIsRefusedByItsField) {
       {"applied { apply_s: inf }", "applied.apply_s"},
       {absl::StrCat("results { id: '", text, "' }"), "results.id"},
       {absl::StrCat("log_prob_done { id: '", text, "' }"), "log_prob_done.id"},
+      {absl::StrCat("verify_done { id: '", text, "' }"), "verify_done.id"},
+      {"verify_done { reuse { grad_norm_squared: -1 } }", "vote.grad_norm_squared"},
+      {"verify_done { dense { sums { suffix_s: nan } } }", "vote.sums.suffix_s"},
+      {"verify_done { reuse_s: -1 }", "verify_done.reuse_s"},
+      {"verify_done { dense_s: inf }", "verify_done.dense_s"},
+      {"verify_done { gradients { name: 'a b' } }", "verify_done.gradients.name"},
+      {"verify_done { gradients { name: 'a' error_squared: -1 } }", "verify_done.gradients has a square of -1"},
+      {"verify_done { gradients { name: 'a' dense_squared: nan } }", "verify_done.gradients has a square of nan"},
       {absl::StrCat("export_done { id: '", text, "' }"), "export_done.id"},
       {absl::StrCat("refused { key { request_id: '", text, "' } }"), "key.request_id"}};
   for (const auto& [message, field] : cases)

@@ -157,6 +157,38 @@ absl::Status FakeEngine::LogProb(const internal::v1::LogProb& log_prob, const En
   return absl::OkStatus();
 }
 
+absl::StatusOr<internal::v1::VerifyDone> FakeEngine::Verify(const internal::v1::Verify& verify,
+                                                            const EngineHooks& hooks) {
+  const Payload* payload = Find(verify.id());
+  if (payload == nullptr) return absl::NotFoundError("no payload");
+  const std::string uid = payload->groups.empty() ? "" : payload->groups.begin()->second.uid();
+  if (absl::StartsWith(uid, "lost")) return RankLost();
+  internal::v1::VerifyDone done;
+  done.set_id(verify.id());
+  if (absl::StartsWith(uid, "hang")) {
+    WaitUntilCancelled(hooks);
+    done.mutable_reuse()->set_no_reason(internal::v1::CANCELLED);
+    return done;
+  }
+  for (const bool dense : {false, true}) {
+    internal::v1::Vote& vote = dense ? *done.mutable_dense() : *done.mutable_reuse();
+    vote.set_yes(true);
+    vote.set_grad_norm_squared(1);
+    vote.mutable_sums()->set_policy_loss(0.5);
+    EngineHooks of_run = hooks;
+    of_run.results = [&](internal::v1::ResultChunk chunk) {
+      chunk.set_dense(dense);
+      hooks.results(std::move(chunk));
+    };
+    SendResults(verify.id(), payload->groups, of_run);
+  }
+  internal::v1::GradientError& error = *done.add_gradients();
+  error.set_name("norm");
+  error.set_error_squared(0.25);
+  error.set_dense_squared(1);
+  return done;
+}
+
 absl::StatusOr<uint64_t> FakeEngine::Export(const internal::v1::Export& request) {
   if (request.name() == "stuck") StandStill();
   if (request.name() == "lost") return RankLost();

@@ -1,17 +1,19 @@
 // An engine without LibTorch: keeps the worker's contract (payloads, fence, hooks), computes nothing. What it does is
 // told by the uid of a step's first group:
-//   "hang..."       waits until it is cancelled, in a log-prob pass, too
+//   "hang..."       waits until it is cancelled, in a log-prob pass and a verification, too
 //   "gate..."       waits for the file "gate" in the data directory
 //   "nonfinite..."  votes no, NONFINITE
 //   "crash..."      the process ends in Prepare          "stay..."       the process ends in Apply
 //   "stuck..."      waits for ever, as a hung device does; so does an export of the name "stuck"
 //   "ruin..."       APPLY reports a weight that is not finite
-//   "lost..."       Prepare finds another rank gone; so does an export, a save or a log-prob pass of this name
+//   "lost..."       Prepare finds another rank gone; so does an export, a save, a log-prob pass or a verification of
+//   this
+//                   name
 //   "parted..."     Apply finds another rank gone
 //   "refuse..."     answers Prepare with an error        anything else   votes yes, gradient norm 1
 // An export of the name "taken" finds it there. A save into the folder "refuse" is refused; any other is staged, and
-// done by another thread. Log-probs of token t are -t. Rank 0 of several tells an address of a store that it never
-// opened.
+// done by another thread. Log-probs of token t are -t; the runs of a verification differ by half of the gradient's
+// norm. Rank 0 of several tells an address of a store that it never opened.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +42,8 @@ class FakeEngine : public Engine {
   absl::StatusOr<internal::v1::Applied> Apply(const internal::v1::Apply& apply) override;
   void Abort(const internal::v1::StepKey& key) override;
   absl::Status LogProb(const internal::v1::LogProb& log_prob, const EngineHooks& hooks) override;
+  absl::StatusOr<internal::v1::VerifyDone> Verify(const internal::v1::Verify& verify,
+                                                  const EngineHooks& hooks) override;
   absl::StatusOr<uint64_t> Export(const internal::v1::Export& request) override;
   absl::Status Save(const internal::v1::Save& request, const SaveAnswers& answers) override;
 

@@ -70,10 +70,10 @@ TEST(PayloadTest, MemoryOfALargePayloadGoesBackToTheSystem) {
 TEST(PayloadTest, GroupsStandAtTheirIndices) {
   PayloadStore store;
   ASSERT_TRUE(store.Add(Chunk({{1, "b", 3, {4}}}, /*last=*/false)).ok());
-  EXPECT_EQ(store.FindComplete(kId), nullptr);
+  EXPECT_FALSE(store.FindComplete(kId).ok());
   ASSERT_TRUE(store.Add(Chunk({{1, "b", 0, {5, 6}}, {4, "e", 2, {}}}, /*last=*/false)).ok());
   ASSERT_TRUE(store.Add(Chunk({{4, "e", 0, {7}}}, /*last=*/true)).ok());
-  const Payload* payload = store.FindComplete(kId);
+  const Payload* payload = store.FindComplete(kId).value_or(nullptr);
   ASSERT_NE(payload, nullptr);
   ASSERT_EQ(payload->groups.size(), 5u);
   EXPECT_EQ(payload->groups[1].uid(), "b");
@@ -87,8 +87,8 @@ TEST(PayloadTest, GroupsStandAtTheirIndices) {
 TEST(PayloadTest, ARankMayHaveNoGroup) {
   PayloadStore store;
   ASSERT_TRUE(store.Add(Chunk({}, /*last=*/true)).ok());
-  ASSERT_NE(store.FindComplete(kId), nullptr);
-  EXPECT_TRUE(store.FindComplete(kId)->groups.empty());
+  ASSERT_TRUE(store.FindComplete(kId).ok());
+  EXPECT_TRUE((*store.FindComplete(kId))->groups.empty());
 }
 
 // Refused is the chunk, what follows it, and the payload until it is dropped: it never lacks its middle.
@@ -99,10 +99,10 @@ void ExpectRefused(const std::vector<Piece>& before, const PayloadChunk& chunk, 
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << why;
   EXPECT_THAT(std::string(status.message()), HasSubstr(why));
   EXPECT_FALSE(store.Add(Chunk({{9, "later", 1, {1}}}, /*last=*/true)).ok());
-  EXPECT_EQ(store.FindComplete(kId), nullptr);
+  EXPECT_FALSE(store.FindComplete(kId).ok());
   store.Drop(kId);
   EXPECT_TRUE(store.Add(Chunk({{9, "again", 1, {1}}}, /*last=*/true)).ok());
-  EXPECT_NE(store.FindComplete(kId), nullptr);
+  EXPECT_TRUE(store.FindComplete(kId).ok());
 }
 
 TEST(PayloadTest, WhatHasNoPlaceIsRefused) {
@@ -129,8 +129,8 @@ TEST(PayloadTest, ACompletePayloadStays) {
   PayloadStore store;
   ASSERT_TRUE(store.Add(Chunk({{0, "a", 1, {1}}}, /*last=*/true)).ok());
   EXPECT_FALSE(store.Add(Chunk({{1, "b", 1, {1}}}, /*last=*/true)).ok());
-  ASSERT_NE(store.FindComplete(kId), nullptr);
-  EXPECT_EQ(store.FindComplete(kId)->groups.size(), 1u);
+  ASSERT_TRUE(store.FindComplete(kId).ok());
+  EXPECT_EQ((*store.FindComplete(kId))->groups.size(), 1u);
 }
 
 }  // namespace

@@ -87,6 +87,9 @@ class AskingEngine final : public Engine {
   absl::Status LogProb(const internal::v1::LogProb&, const EngineHooks&) override {
     return absl::InternalError("none");
   }
+  absl::StatusOr<internal::v1::VerifyDone> Verify(const internal::v1::Verify&, const EngineHooks&) override {
+    return absl::InternalError("none");
+  }
   absl::StatusOr<uint64_t> Export(const internal::v1::Export&) override { return absl::InternalError("none"); }
   absl::Status Save(const internal::v1::Save&, const SaveAnswers&) override { return absl::InternalError("none"); }
 

@@ -43,6 +43,8 @@ class StepFence {
   bool OnAbort(const internal::v1::StepKey& key);
 
   uint64_t step() const { return place_.step; }
+  // Whether a step was voted on that is to be applied, or dropped, next: its gradients are still wanted.
+  bool awaits_apply() const { return state_ == State::kVoted; }
 
  private:
   enum class State { kIdle, kPreparing, kVoted };
