@@ -40,6 +40,10 @@ def operate(client, operation, step, name):
         return [value for key in sorted(rollouts) for value in rollouts[key].log_probs]
     if operation == "export":
         return client.export(name)
+    if operation == "verify":
+        found = client.verify(groups_of(step), stemma.grpo(), stemma.adamw(1e-3), old="on_policy")
+        assert found.error < TOLERANCE, found
+        return [run[key] for run in (found.reuse, found.dense) for key in ("actor/loss", "actor/grad_norm")]
     result = client.update_actor(groups_of(step), loss=stemma.grpo(), adam=stemma.adamw(1e-3), old="on_policy", request_id=name)
     metrics = result.steps[0].metrics
     return metrics["actor/loss"], metrics["actor/grad_norm"], metrics.get("ranks/split_bytes", 0)
@@ -64,7 +68,7 @@ class Server:
 
     def __init__(self, address):
         self._address = address
-        self.expected = {"update": [], "log_probs": []}
+        self.expected = {"update": [], "log_probs": [], "verify": []}
         self.seconds = {}  # of an operation, undisturbed
 
     def client(self):
@@ -77,7 +81,7 @@ class Server:
     def learn(self):
         with self.client() as client:
             for step in range(STEPS):
-                for operation in ("log_probs", "update", "export"):
+                for operation in ("log_probs", "verify", "update", "export"):
                     begun = time.monotonic()
                     value = operate(client, operation, step if operation == "update" else 0, f"learn-{step}")
                     self.seconds[operation] = time.monotonic() - begun

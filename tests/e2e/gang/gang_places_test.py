@@ -1,6 +1,6 @@
 """Each rank is killed and stopped at each named place of a worker (common/base/failpoint.h): while it loads, in Phases A, B
-and C, in the reduction, before its vote, in APPLY, in a log-prob pass, in an export. The client hears the truth in time, the
-gang serves again, nothing is counted twice.
+and C, in the reduction, before its vote, in APPLY, in a log-prob pass, in a verification, in an export. The client hears the
+truth in time, the gang serves again, nothing is counted twice.
 
 A short run draws some places, and for each a rank and an action (STEMMA_FAULTS_SEED); STEMMA_FAULTS_ALL=1 takes all of
 them with every rank and action."""
@@ -24,6 +24,7 @@ OPERATIONS = {
     "update": ["pass.prefix_forward", "pass.suffix", "pass.prefix_backward", "prepare.before_agree", "prepare.in_reduce",
                "prepare.before_vote", "apply.before_step", "apply.in_gather", "apply.before_answer"],
     "log_probs": ["pass.suffix", "log_prob.before_answer"],
+    "verify": ["pass.prefix_backward", "prepare.in_reduce", "verify.before_answer"],
     "export": ["export.begun", "export.written", "export.before_answer"],
 }
 PASSES = [(operation, place) for operation, places in OPERATIONS.items() for place in places]
