@@ -74,7 +74,8 @@ def test_bf16_is_apart_by_rounding_and_within_the_tolerance_of_the_command(model
     with stemma.LocalServer(model, binary=STEMMA, threads=1, dtype="bf16") as server:
         with stemma.Client(server.address) as client:
             said = client.verify(groups_of(3, SIZES), LOSS, ADAM, old="on_policy")
-        assert 1e-4 < said.error < 0.0625 and said.log_prob_error_max > 1e-5, said
+        # A sum in another order rounds otherwise somewhere among all gradients; log-probs may well be the same bits.
+        assert 0 < said.error < 0.0625 and 0 <= said.log_prob_error_max < 0.0625, said
         call = [STEMMA, "verify", trace, "--server", server.address]
         assert re.search("within_tolerance +yes", subprocess.run(call, check=True, capture_output=True, text=True).stdout)
         narrow = subprocess.run([*call, "--tolerance", "1e-9"], capture_output=True, text=True)
