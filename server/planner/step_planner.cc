@@ -17,6 +17,7 @@
 #include "server/planner/log_prob_pass.h"
 #include "server/planner/memory_division.h"
 #include "server/planner/plan_report.h"
+#include "server/planner/prefix_rollouts.h"
 #include "server/planner/sharded_step.h"
 #include "server/planner/split_cost.h"
 #include "server/planner/stage_plan.h"
@@ -81,6 +82,7 @@ absl::StatusOr<PlannedStep> StepPlanner::PlanRanks(const std::vector<uint32_t>& 
     report.mutable_seconds()->set_apply(server::Seconds(ApplyWork(model_.config), model_.rates));
   }
   if (ranks.reports.size() > 1 || !options_.stages.empty()) DescribeRanks(work);
+  SetPrefixRollouts(step);
   if (ShardsParameters(model_.run)) ShardStep(model_, options_, request_.groups, step, report);
   computed = std::move(ranks.work);
   return planned;

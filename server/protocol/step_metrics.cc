@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "server/protocol/expert_load.h"
 
 namespace stemma::server {
 namespace {
@@ -191,7 +192,9 @@ bool IsSum(absl::string_view name) {
          absl::StartsWith(name, "offload/") || absl::StartsWith(name, "perf/actor/");
 }
 
-bool IsMaximum(absl::string_view name) { return absl::EndsWith(name, "_bytes") || absl::EndsWith(name, "_off"); }
+bool IsMaximum(absl::string_view name) {
+  return absl::EndsWith(name, "_bytes") || absl::EndsWith(name, "_off") || absl::EndsWith(name, "_load_max");
+}
 
 }  // namespace
 
@@ -204,6 +207,7 @@ void SetStepMetrics(const StepMetricsInput& input, Metrics& metrics) {
   SetWorkMetrics(input, metrics);
   SetTimeMetrics(input, metrics);
   SetRankMetrics(input, metrics);
+  SetExpertMetrics(input.vote, input.expert_sets, metrics);
   if (input.kernels_off) metrics["ranks/kernels_off"] = Number(*input.kernels_off);
 }
 

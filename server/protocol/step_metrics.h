@@ -28,6 +28,7 @@ struct StepMetricsInput {
   // By rank; fewer than two: nothing is said of ranks.
   std::span<const internal::v1::Vote> votes = {};
   std::span<const internal::v1::Applied> applied = {};
+  uint32_t expert_sets = 1;  // ranks with experts of their own (ep)
   // The most that the check at the start refused on any rank; absent: none of them checks its kernels.
   std::optional<size_t> kernels_off = {};
 };

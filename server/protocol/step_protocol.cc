@@ -135,7 +135,7 @@ void StepProtocol::OnVote(uint32_t rank, const internal::v1::Vote& vote) {
   if (!running.AwaitsVote(rank, vote.key())) {
     return Ignore(absl::StrCat("the worker's vote on ", StepText(vote.key()), ", which is over"));
   }
-  if (const absl::Status checked = CheckVote(p_.gang.mesh(), rank, vote); !checked.ok()) {
+  if (const absl::Status checked = CheckVote(p_.gang.mesh(), p_.options.model, rank, vote); !checked.ok()) {
     return membership_->Breach(p_.gang.worker(rank).session, checked);
   }
   if (SendsTooManySpans(rank, vote.spans().spans_size())) return;

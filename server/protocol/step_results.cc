@@ -57,6 +57,7 @@ v1::StepResult ResultOf(const CoordinatorParts& parts, const UpdateRecord& recor
                   .elapsed = apply_s && !empty ? parts.out.now() - running.prepared_at() : absl::ZeroDuration(),
                   .votes = empty ? std::span<const internal::v1::Vote>() : running.votes(),
                   .applied = empty ? std::span<const internal::v1::Applied>() : running.applied(),
+                  .expert_sets = EpSize(parts.gang.mesh()),
                   .kernels_off = parts.gang.KernelsOff()},
                  *result.mutable_metrics());
   return result;

@@ -32,14 +32,15 @@ constexpr const char* kOfApply[] = {"time/apply_s", "predicted/apply_s", "time/g
 
 // `elapsed_s`: of the slowest rank.
 void SetRunMetrics(const v1::UpdateHeader& header, const RequestPlan& plan, const std::vector<Vote>& votes,
-                   double elapsed_s, Metrics& metrics) {
+                   const v1::Mesh& mesh, double elapsed_s, Metrics& metrics) {
   SetStepMetrics({.header = header,
                   .report = StepReportOf(plan, 0),
                   .state = plan.report.state(),
                   .numbers = plan.numbers(0),
                   .vote = MergeVotes(votes),
                   .elapsed = absl::Seconds(elapsed_s),
-                  .votes = votes},
+                  .votes = votes,
+                  .expert_sets = EpSize(mesh)},
                  metrics);
   for (const char* name : kOfApply) metrics.erase(name);
 }
@@ -82,8 +83,8 @@ Verification::Verification(std::shared_ptr<const TrainingRequest> request, std::
 
 absl::Status Verification::Add(uint32_t rank, VerifyDone done) {
   if (!done.has_failure()) {
-    RETURN_IF_ERROR(CheckVote(mesh_, rank, done.reuse()));
-    RETURN_IF_ERROR(CheckVote(mesh_, rank, done.dense()));
+    RETURN_IF_ERROR(CheckVote(mesh_, model_, rank, done.reuse()));
+    RETURN_IF_ERROR(CheckVote(mesh_, model_, rank, done.dense()));
     RETURN_IF_ERROR(CheckGradients(done));
   }
   done_.at(rank) = std::move(done);
@@ -159,8 +160,8 @@ absl::StatusOr<v1::VerifyGroupResponse> Verification::Answer() const {
     dense_s = std::max(dense_s, done.dense_s());
   }
   v1::VerifyGroupResponse response;
-  SetRunMetrics(request_->update, *plan_, reuse, reuse_s, *response.mutable_reuse()->mutable_metrics());
-  SetRunMetrics(request_->update, *plan_->dense, dense, dense_s, *response.mutable_dense()->mutable_metrics());
+  SetRunMetrics(request_->update, *plan_, reuse, mesh_, reuse_s, *response.mutable_reuse()->mutable_metrics());
+  SetRunMetrics(request_->update, *plan_->dense, dense, mesh_, dense_s, *response.mutable_dense()->mutable_metrics());
   response.set_log_prob_error_max(errors_.max());
   response.set_log_prob_error_mean(errors_.mean());
   response.set_log_prob_tokens(errors_.tokens());

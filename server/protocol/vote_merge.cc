@@ -6,7 +6,9 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 #include "glog/logging.h"
+#include "server/protocol/expert_load.h"
 
 namespace stemma::server {
 namespace {
@@ -74,10 +76,11 @@ double ValueOf(const StepSums& sums, const FieldDescriptor* field) {
 
 }  // namespace
 
-absl::Status CheckVote(const v1::Mesh& mesh, uint32_t rank, const Vote& vote) {
+absl::Status CheckVote(const v1::Mesh& mesh, const ModelConfig& model, uint32_t rank, const Vote& vote) {
   if (!vote.yes() && vote.no_reason() == internal::v1::CANCELLED) {
     return absl::InvalidArgumentError("a step that nobody cancelled is voted CANCELLED");
   }
+  RETURN_IF_ERROR(CheckExpertLoad(mesh, model, rank, vote));
   const MeshPlace place = PlaceOf(mesh, rank);
   if (place.tp_rank == 0 && place.pp_rank == PpSize(mesh) - 1) return absl::OkStatus();
   const StepSums& sums = vote.sums();
@@ -100,6 +103,7 @@ Vote MergeVotes(std::span<const Vote> votes) {
     merged.set_grad_norm_squared(merged.grad_norm_squared() + vote.grad_norm_squared());
     merged.set_empty(merged.empty() && vote.empty());
     MergeInto(vote.sums(), *merged.mutable_sums());
+    MergeExpertLoad(vote, merged);
   }
   const size_t no = FirstReason(votes);
   merged.set_yes(no == votes.size());

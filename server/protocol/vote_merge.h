@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/mesh.h"
+#include "common/model/model_config.h"
 #include "stemma/internal/v1/worker.pb.h"
 
 namespace stemma::server {
@@ -18,7 +19,7 @@ internal::v1::Vote MergeVotes(std::span<const internal::v1::Vote> votes);
 
 // Checks a rank's vote on a step that goes on. Errors: InvalidArgument - it says CANCELLED, although an Abort ends the
 // step and no vote on it counts any more; or it tells what the ranks of its copy computed together, although the first
-// of them does, and it would count twice: names the field.
-absl::Status CheckVote(const v1::Mesh& mesh, uint32_t rank, const internal::v1::Vote& vote);
+// of them does, and it would count twice; or as of CheckExpertLoad: names the field.
+absl::Status CheckVote(const v1::Mesh& mesh, const ModelConfig& model, uint32_t rank, const internal::v1::Vote& vote);
 
 }  // namespace stemma::server

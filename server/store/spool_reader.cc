@@ -11,6 +11,7 @@
 #include "common/base/error.h"
 #include "common/base/mesh.h"
 #include "common/base/status_macros.h"
+#include "server/planner/prefix_rollouts.h"
 #include "server/store/spool_writer.h"
 #include "stemma/internal/v1/worker.pb.h"
 
@@ -108,6 +109,7 @@ void TakeHead(internal::v1::SpooledHead& head, TrainingRequest& request, Spooled
   request.num_tokens = head.num_tokens();
   request.bytes = head.bytes();
   spooled.plan.Swap(head.mutable_plan());
+  for (v1::StepPlan& step : *spooled.plan.mutable_steps()) SetPrefixRollouts(step);  // an older file lacks them
   spooled.repeats = head.repeats();
   spooled.report.Swap(head.mutable_report());
   spooled.mesh = head.has_mesh() ? head.mesh() : MakeMesh({.dp = head.num_ranks()});

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import torch
+
 # fp64 on both sides; every sum here has fewer than 1e4 terms of mixed sign, so 1e-12 leaves about 1e3 roundings of room.
 FORWARD = 1e-12         # log-probs, absolute; the loss, relative to max(1, |loss|)
 GRADIENT = 1e-12        # of the parameter's largest entry
@@ -15,14 +17,16 @@ class Errors:
     log_prob: float
     loss: float
     gradients: dict  # by parameter
+    expert_rows: float  # none may be counted wrongly
 
     @property
     def worst(self):
-        return max([self.log_prob, self.loss, *self.gradients.values()])
+        return max([self.log_prob, self.loss, self.expert_rows, *self.gradients.values()])
 
     def report(self):
         name = max(self.gradients, key=self.gradients.get)
         return (f"in units of the tolerance: log-probs {self.log_prob:.3g}, loss {self.loss:.3g}, "
+                f"counts of experts {self.expert_rows:.3g}, "
                 f"gradients {self.gradients[name]:.3g} ({name})")
 
 
@@ -38,7 +42,27 @@ def step_errors(answer, tensors, expected):
         if f"entropy.{name}" in tensors:
             log_prob = max(log_prob, (tensors[f"entropy.{name}"] - value).abs().max().item() / FORWARD)
     loss = abs(answer["loss"] - expected.loss) / (FORWARD * max(1.0, abs(expected.loss)))
-    return Errors(log_prob, loss, gradient_errors(tensors, expected.gradients))
+    return Errors(log_prob, loss, gradient_errors(tensors, expected.gradients), expert_row_errors(answer, expected))
+
+
+def expert_row_errors(answer, expected):
+    """Infinite where a layer's count is another than the oracle's, or rows that were computed are not all counted."""
+    told = answer.get("expert_load") or []
+    if expected.expert_rows is None:
+        assert not told, "a model without experts counts them"
+        return 0.0
+    if not expected.log_probs:
+        return 0.0  # nothing ran
+    if sorted(load["layer"] for load in told) != list(range(len(expected.expert_rows))):
+        return float("inf")
+    per_token = int(expected.expert_rows[-1].sum()) // sum(len(value) for value in expected.log_probs.values())
+    for load in told:
+        same = torch.equal(torch.tensor(load["logical"]), expected.expert_rows[load["layer"]])
+        last = load["layer"] == len(expected.expert_rows) - 1
+        counted = last or sum(load["computed"]) == per_token * answer["sums"]["computed_rows"]
+        if not (same and counted):
+            return float("inf")
+    return 0.0
 
 
 def gradient_errors(tensors, gradients):

@@ -91,6 +91,10 @@ class Hf64:
         self._experts = [_Experts(name, module) for name, module in self.model.named_modules()
                          if type(module).__name__.endswith("MoeExperts")]
         self._module = sys.modules[type(self.model).__module__]
+        self.chosen = []  # of the last call: by layer [P + R, k], the experts of each token
+        for module in self.model.modules():
+            if type(module).__name__.endswith("TopKRouter"):
+                module.register_forward_hook(lambda _module, _inputs, output: self.chosen.append(output[2].detach()))
         if not patched:
             return
         for module in self.model.modules():
@@ -117,6 +121,7 @@ class Hf64:
         tokens = torch.tensor([list(prompt) + list(response)])
         for experts in self._experts:
             experts.assemble()
+        self.chosen.clear()
         with self._float64_attention():
             return self.model(input_ids=tokens, use_cache=False, logits_to_keep=rows).logits[0]
 

@@ -143,6 +143,20 @@ class StepResult:
     entropies: dict
     gradients: dict  # by Hugging Face name, before clipping
     has_loss: bool = False  # a rollout has
+    # [layers, experts] of a model with experts: how many rows chose each. Of a trajectory those whose output a loss reads: all but
+    # the last token's, in the last layer those that predict a response token.
+    expert_rows: torch.Tensor | None = None
+
+    def count_experts(self, model, row):
+        chosen = getattr(model, "chosen", None)
+        if not chosen:
+            return
+        if self.expert_rows is None:
+            self.expert_rows = torch.zeros(len(chosen), model.model.config.num_experts, dtype=torch.int64)
+        for layer, experts in enumerate(chosen):
+            first = len(row.prompt) - 1 if layer == len(chosen) - 1 else 0
+            experts = experts[first:len(row.prompt) + len(row.response) - 1].flatten()
+            self.expert_rows[layer] += torch.bincount(experts, minlength=self.expert_rows.shape[1])
 
 
 def _source(header, key, row, log_prob, entry_log_probs):
@@ -190,6 +204,7 @@ def run(model, request, groups=None, entry_log_probs=None, aggregate=aggregation
             continue
         log_prob, entropy = log_probs_and_entropy(model.logits(row.prompt, row.response), row.response,
                                                   request["header"]["loss"]["temperature"])
+        result.count_experts(model, row)
         share = row_loss(request, row, log_prob, entropy, row_advantage, row.mask * weight[row.id] / denominator,
                          entry_log_probs)
         share.backward()

@@ -201,6 +201,10 @@ json Answer(const InProcess& engine, const internal::v1::Vote& vote, const v1::U
                    header.loss().entropy_coeff() * sums.entropy_loss();
   answer["grad_norm"] = std::sqrt(vote.grad_norm_squared());
   for (const auto& [name, value] : SumsByName(sums)) answer["sums"][name] = value;
+  for (const internal::v1::LayerExpertLoad& load : vote.expert_load()) {
+    answer["expert_load"].push_back(
+        {{"layer", load.layer()}, {"logical", load.logical_rows()}, {"computed", load.computed_rows()}});
+  }
   answer["peak_bytes"] = sums.peak_bytes();
   answer["ranks"] = engine.votes().size();
   int split_groups = 0, cut_rollouts = 0;

@@ -77,12 +77,17 @@ void SplitClusters(v1::StepPlan& step, const std::function<int64_t(uint32_t grou
   for (const v1::Cluster& cluster : step.clusters()) {
     v1::Cluster policies = cluster;
     policies.clear_prefix_groups();
+    policies.clear_prefix_rollouts();
     policies.clear_waves();
     std::map<int64_t, v1::Cluster> by_key;
     for (const v1::Wave& wave : cluster.waves()) {
       for (const v1::WaveMember& member : wave.members()) by_key[key_of(member.group())] = policies;
     }
-    for (const uint32_t g : cluster.prefix_groups()) by_key[key_of(g)].add_prefix_groups(g);
+    for (int i = 0; i < cluster.prefix_groups_size(); ++i) {
+      v1::Cluster& part = by_key[key_of(cluster.prefix_groups(i))];
+      part.add_prefix_groups(cluster.prefix_groups(i));
+      part.add_prefix_rollouts(cluster.prefix_rollouts(i));
+    }
     for (const v1::Wave& wave : cluster.waves()) {
       std::map<int64_t, v1::Wave> parts;
       for (const v1::WaveMember& member : wave.members()) *parts[key_of(member.group())].add_members() = member;

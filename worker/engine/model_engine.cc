@@ -217,6 +217,7 @@ absl::StatusOr<Vote> ModelEngine::RunPhases(Payload& payload, const internal::v1
   options.layer_final = layer_final;
   ASSIGN_OR_RETURN(const PassSums sums, RunStep(options, payload, prepare.plan(), loss, results));
   *vote.mutable_sums() = StepSumsOf(sums);
+  AddExpertLoad(sums.expert_load, weights_.shard.layer_begin, vote);
   vote.mutable_sums()->set_state_bytes(static_cast<uint64_t>(state_bytes));
   vote.mutable_sums()->set_log_probs_s(payload.log_probs_s);
   LOG(INFO) << StepLine(prepare.key(), sums);

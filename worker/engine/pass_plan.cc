@@ -11,13 +11,28 @@
 #include "worker/schedule/stage_orders.h"
 
 namespace stemma::worker {
+namespace {
+
+absl::Status CheckPrefixRollouts(const v1::StepPlan& plan) {
+  for (int c = 0; c < plan.clusters_size(); ++c) {
+    const v1::Cluster& cluster = plan.clusters(c);
+    if (cluster.prefix_rollouts_size() == cluster.prefix_groups_size()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("cluster ", c, ": prefix_rollouts has ",
+                                                   cluster.prefix_rollouts_size(), " numbers, prefix_groups ",
+                                                   cluster.prefix_groups_size()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status CheckPassPlan(const v1::StepPlan& plan, const Payload& payload, const RankSizes& sizes,
-                           const LossPlan* loss, int64_t vocab_size, bool sharded) {
+                           const LossPlan* loss, const ModelConfig& model, bool sharded) {
   RETURN_IF_ERROR(CheckParameterSweeps(plan, sizes, sharded));
   RETURN_IF_ERROR(CheckContextRanks(plan, sizes));
   RETURN_IF_ERROR(CheckSplitGroups(plan, sizes));
   RETURN_IF_ERROR(CheckStageOrders(plan, /*forward_only=*/loss == nullptr, sizes));
+  if (loss != nullptr && model.experts) RETURN_IF_ERROR(CheckPrefixRollouts(plan));
   if (sizes.cp_ranks == 1 && sizes.stages == 1 && !sharded) return absl::OkStatus();
   const bool has_head = sizes.stage == sizes.stages - 1;
   for (const v1::Cluster& cluster : plan.clusters()) {
@@ -25,7 +40,7 @@ absl::Status CheckPassPlan(const v1::StepPlan& plan, const Payload& payload, con
       ASSIGN_OR_RETURN(const std::vector<MemberRows> members, WaveRows(payload.shapes, cluster, wave));
       if (wave.cut_rows()) RETURN_IF_ERROR(CheckCutRows(members, sizes.cp_ranks));
       if (has_head) RETURN_IF_ERROR(CheckEntryLogProbs(payload, members, loss));
-      RETURN_IF_ERROR(CheckMemberTokens(payload, members, vocab_size));
+      RETURN_IF_ERROR(CheckMemberTokens(payload, members, model.vocab_size));
     }
   }
   return absl::OkStatus();

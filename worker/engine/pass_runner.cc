@@ -14,6 +14,7 @@
 #include "common/trace/loss_names.h"
 #include "worker/engine/abandoned_exchanges.h"
 #include "worker/engine/copy_agreement.h"
+#include "worker/engine/counting_context.h"
 #include "worker/engine/exceptions.h"
 #include "worker/engine/pass_plan.h"
 #include "worker/engine/pass_times.h"
@@ -84,10 +85,9 @@ class Pass {
  private:
   using WaveKey = std::pair<int, int>;  // cluster, wave
   bool forward_only() const { return loss_ == nullptr; }
-  int64_t vocab_size() const { return options_.context.weights->config.vocab_size; }
+  const ModelConfig& model() const { return options_.context.weights->config; }
   bool has_head() const { return options_.context.stages->is_last(); }
-
-  // Whether this rank counts what it computes, and not another that runs the same rows.
+  // Whether this rank, and no other that runs the same rows, counts them.
   bool counts() const { return options_.copy.tp_rank() == 0 && has_head(); }
 
   // Fills the program and the sizes that it follows from, and checks the plan against the payload. Where the plan is
@@ -96,7 +96,7 @@ class Pass {
     const absl::Status checked = CatchExceptions([&] {
       sizes = RankSizesOf(options_.data, options_.copy, payload_);
       program_ = ExpandStep(plan_, forward_only(), sizes);
-      RETURN_IF_ERROR(CheckPassPlan(plan_, payload_, sizes, loss_, vocab_size(), visits_.sharded()));
+      RETURN_IF_ERROR(CheckPassPlan(plan_, payload_, sizes, loss_, model(), visits_.sharded()));
       visits_.Begin(program_, plan_, sizes, forward_only());
       return absl::OkStatus();
     });
@@ -255,23 +255,23 @@ class Pass {
   }
 
   absl::Status RunPrefixForward(const Operation& operation) {
-    const int index = operation.cluster;
-    const v1::Cluster& cluster = plan_.clusters(index);
-    ASSIGN_OR_RETURN(const PrefixTokens prefix, TokensOfPrefixes(payload_, cluster, vocab_size()));
+    const v1::Cluster& cluster = plan_.clusters(operation.cluster);
+    ASSIGN_OR_RETURN(const PrefixTokens prefix, TokensOfPrefixes(payload_, cluster, model().vocab_size));
     const bool offload = cluster.offload_prefix();
     PrefixBatch prefixes =
-        PrefixForward(options_.context, prefix.tokens, prefix.lengths,
+        PrefixForward(*counting_, prefix.tokens, prefix.lengths,
                       {.forward_only = forward_only(),
                        .policy = PolicyOf(cluster.prefix_policy()),
                        .block_rows = cluster.prefix_block_rows(),
                        .regather = cluster.regather_prefix(),
                        .others_run_again = cluster.sweeps().prefix_again(),
+                       .multiplicities = {cluster.prefix_rollouts().begin(), cluster.prefix_rollouts().end()},
                        .host = offload ? options_.host : nullptr,
                        .copy_engine = offload ? options_.copy_engine : nullptr,
                        .offload_headroom_bytes = static_cast<int64_t>(cluster.offload_headroom_bytes())});
     if (counts()) sums_.tokens_computed += prefixes.own_rows();
-    const auto [at, added] = hot_sets_.emplace(index, std::move(prefixes));
-    CHECK(added) << "Phase A of cluster " << index << " ran before";
+    const auto [at, added] = hot_sets_.emplace(operation.cluster, std::move(prefixes));
+    CHECK(added) << "Phase A of cluster " << operation.cluster << " ran before";
     if (last_.IsLastForward(operation)) at->second.LastWave();  // a context-parallel rank without a wave
     return absl::OkStatus();
   }
@@ -305,10 +305,9 @@ class Pass {
     const auto rows = RowsOfRank(wave, live.members, options_.context.cp_rank(), options_.context.cp_size());
     ASSIGN_OR_RETURN(WaveTensors tensors, MakeWaveTensors(options_.context, payload_, rows, cluster, wave));
     live.input = std::move(tensors.input);
-    WaveForwardResult forward =
-        WaveForward(options_.context, BehindWave(prefixes), live.input, /*keep_tape=*/!forward_only());
-    live.tape = std::move(forward.tape);
-    if (has_head()) wave_head_.Run(std::move(forward.hidden_BD), tensors.targets_B, live);
+    WaveForwardResult out = WaveForward(*counting_, BehindWave(prefixes), live.input, /*keep_tape=*/!forward_only());
+    live.tape = std::move(out.tape);
+    if (has_head()) wave_head_.Run(std::move(out.hidden_BD), tensors.targets_B, live);
     CountTokens(rows);
     if (!forward_only()) {
       CHECK(live_waves_.emplace(WaveKey{operation.cluster, operation.wave}, std::move(live)).second);
@@ -345,9 +344,7 @@ class Pass {
 
   void Progress(OperationKind kind) {
     internal::v1::Heartbeat heartbeat;
-    heartbeat.set_phase(kind == OperationKind::kPrefixForward    ? "prefix_forward"
-                        : kind == OperationKind::kPrefixBackward ? "prefix_backward"
-                                                                 : "suffix");
+    heartbeat.set_phase(PhaseName(kind));
     options_.hooks->progress(heartbeat);
   }
 
@@ -370,6 +367,8 @@ class Pass {
   int64_t start_bytes_ = 0;                            // of the device, when the pass began
   double held_s_ = 0;                                  // by layer_final, in the last operation
   PassSums sums_;
+  const CountingContext counting_ = {options_.context, !forward_only() && options_.copy.tp_rank() == 0,
+                                     sums_.expert_load};
 };
 
 }  // namespace

@@ -2,6 +2,17 @@
 
 namespace stemma::worker {
 
+const char* PhaseName(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::kPrefixForward:
+      return "prefix_forward";
+    case OperationKind::kPrefixBackward:
+      return "prefix_backward";
+    default:
+      return "suffix";
+  }
+}
+
 void PassSums::AddTokens(const std::vector<MemberRows>& rows, const std::vector<GroupShape>& groups) {
   for (const MemberRows& m : rows) {
     const GroupShape& group = groups[m.group];

@@ -7,10 +7,14 @@
 
 #include "worker/loss/wave_loss.h"
 #include "worker/memory/residency/residency.h"
+#include "worker/model/expert_load.h"
 #include "worker/schedule/program.h"
 #include "worker/schedule/wave_rows.h"
 
 namespace stemma::worker {
+
+// Returns the phase that an operation is of, as heartbeats name it.
+const char* PhaseName(OperationKind kind);
 
 struct PassSums {
   LossSums loss;
@@ -25,6 +29,7 @@ struct PassSums {
   double split_s = 0;
   int64_t split_bytes = 0;
   ResidencyStats offload;  // sums over the clusters; peaks are their highest
+  ExpertLoad expert_load;  // of the layers that this rank counts; empty: none
 
   // Adds the rows of a wave that this rank has run; what a dense schedule would run of a rollout whose rows are cut is
   // counted by the rank that has the first of them.

@@ -38,4 +38,14 @@ internal::v1::StepSums StepSumsOf(const PassSums& sums) {
   return out;
 }
 
+void AddExpertLoad(const ExpertLoad& load, int64_t layer_begin, internal::v1::Vote& vote) {
+  for (size_t l = 0; l < load.layers().size(); ++l) {
+    const ExpertLoad::Layer& layer = load.layers()[l];
+    internal::v1::LayerExpertLoad& out = *vote.add_expert_load();
+    out.set_layer(static_cast<uint32_t>(layer_begin) + static_cast<uint32_t>(l));
+    out.mutable_logical_rows()->Add(layer.logical_rows.begin(), layer.logical_rows.end());
+    out.mutable_computed_rows()->Add(layer.computed_rows.begin(), layer.computed_rows.end());
+  }
+}
+
 }  // namespace stemma::worker

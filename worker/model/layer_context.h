@@ -2,6 +2,7 @@
 #pragma once
 
 #include "worker/backend/backend.h"
+#include "worker/model/expert_load.h"
 #include "worker/model/parameter_access.h"
 #include "worker/model/stage_links.h"
 #include "worker/model/weights.h"
@@ -19,6 +20,7 @@ struct LayerContext {
   Communicator* cp = nullptr;                 // of the ranks that share the rows of prefixes; null: this one has all
   StageLinks* stages = &OnlyStage();          // to the ranks that have the layers before and after these
   ParameterAccess* parameters = &WholeParameters();  // of `weights`
+  const CountedRows* counted = nullptr;  // hears which experts the rows of a forward choose; null: nobody does
 
   int64_t cp_rank() const { return cp == nullptr ? 0 : cp->rank(); }
   int64_t cp_size() const { return cp == nullptr ? 1 : cp->size(); }

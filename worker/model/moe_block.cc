@@ -18,6 +18,8 @@ namespace stemma::worker {
 MoeBlock::MoeBlock(const LayerContext& context, int64_t layer, int64_t rows)
     : backend_(*context.backend),
       tp_(*context.tp),
+      counted_(context.counted),
+      layer_(layer),
       rows_(rows),
       rms_norm_eps_(context.weights->config.rms_norm_eps),
       experts_(context.weights->config.experts.value()),
@@ -53,6 +55,7 @@ at::Tensor MoeBlock::Forward(at::Tensor x_TD, v1::TapePolicy policy, MlpTape& ta
   Norm(tape);
   Route(tape);
   const Dispatch dispatch = DispatchOf(tape);
+  if (counted_ != nullptr) counted_->load->Add(layer_, dispatch.chosen_TU, counted_->multiplicity_T);
   // Where there are more assignments than are kept, the backward makes the products again.
   const bool keeps = dispatch.assignments() <= KeptAssignments(experts_, rows_);
   const v1::TapePolicy of_products = keeps ? policy : std::max(policy, v1::S2);

@@ -46,6 +46,8 @@ class MoeBlock {
 
   const Backend& backend_;
   const TensorParallel& tp_;
+  const CountedRows* const counted_;
+  const int64_t layer_;
   const int64_t rows_;
   const double rms_norm_eps_;
   const Experts& experts_;

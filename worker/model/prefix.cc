@@ -59,6 +59,16 @@ class BlockKv final : public SegmentKv {
   const PrefixPass pass_;
 };
 
+// Returns the multiplicity of each of the block's rows on this rank.
+std::vector<uint32_t> MultiplicitiesOf(const PrefixBlockRows& block, const std::vector<uint32_t>& of_prefixes) {
+  std::vector<uint32_t> of_rows;
+  for (const ContextPiece& piece : block.pieces) {
+    of_rows.insert(of_rows.end(), static_cast<size_t>(piece.end - piece.begin),
+                   of_prefixes.at(static_cast<size_t>(piece.prefix)));
+  }
+  return of_rows;
+}
+
 // One block through all layers: Phase A; in Phase C again, where Phase A has kept no tape.
 class BlockForward {
  public:
@@ -76,13 +86,15 @@ class BlockForward {
   void Run() {
     if (rows_.own_rows() == 0) return RunWithoutRows();
     const at::Tensor positions_T = OwnRows(prefixes_.positions_T, rows_);
+    CountedRows counted;
+    const LayerContext context = CountingContext(counted);
     at::Tensor x_TD = Input();
     for (int64_t l = 0; l < context_.full_layers(); ++l) {
       context_.parameters->Layer(l, UnitUse::kRead);
       kv_.Begin(rows_, l, pass_);
       const BlockKv others(kv_, rows_, l, pass_);
       LayerResult result = LayerForward(
-          context_, l, {BatchOf(context_, kv_, rows_, l, PrefixUse::kRead), positions_T, others}, x_TD, policy_);
+          context, l, {BatchOf(context_, kv_, rows_, l, PrefixUse::kRead), positions_T, others}, x_TD, policy_);
       x_TD = std::move(result.y_TD);
       kv_.Keep(rows_, l, pass_, result.tape.attention.saved.k_TKE, result.tape.attention.saved.v_TKE);
       if (keep_) {
@@ -95,6 +107,15 @@ class BlockForward {
   }
 
  private:
+  // Returns the context with this block's rows in the place of those that are counted, if some are.
+  LayerContext CountingContext(CountedRows& counted) const {
+    LayerContext context = context_;
+    if (context_.counted == nullptr) return context;
+    counted = {context_.counted->load, MultiplicitiesOf(rows_, prefixes_.options.multiplicities)};
+    context.counted = &counted;
+    return context;
+  }
+
   at::Tensor Input() {
     if (block_.input_TD.defined()) return std::move(block_.input_TD);
     at::Tensor x_TD = SegmentInput(context_, OwnRows(prefixes_.tokens_T, rows_));

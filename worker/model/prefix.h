@@ -40,6 +40,7 @@ struct PrefixOptions {
   int64_t block_rows = 0;         // 0: all rows at once
   bool regather = false;          // where context-parallel ranks share the rows: each holds the K/V of its own alone
   bool others_run_again = false;  // where parameters are sharded: other copies run blocks forward again in Phase C
+  std::vector<uint32_t> multiplicities = {};  // of each prefix, where its rows are counted: LayerContext::counted
   // Where the tape goes; null: it stays. They outlive the batch.
   HostArena* host = nullptr;
   CopyEngine* copy_engine = nullptr;

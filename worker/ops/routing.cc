@@ -82,7 +82,7 @@ Dispatch MakeDispatch(const at::Tensor& experts_TU, const ExpertRange& here) {
   });
   next.pop_back();  // each is where its expert's end now
   const at::Device device = experts_TU.device();
-  return {rows_A.to(device), choices_A.to(device), places_TU.to(device), std::move(next)};
+  return {rows_A.to(device), choices_A.to(device), places_TU.to(device), host, std::move(next)};
 }
 
 at::Tensor RowsForExperts(const at::Tensor& x_TD, const Dispatch& dispatch) {

@@ -39,6 +39,7 @@ struct Dispatch {
   at::Tensor rows_A;          // int64: whose row each is of
   at::Tensor choices_A;       // int64: which choice of all rows' it is, t·U + u
   at::Tensor places_TU;       // int64: where each choice stands among them; A where its expert is not here
+  at::Tensor chosen_TU;       // int64, on the host: the experts, wherever they are
   std::vector<int64_t> ends;  // of the assignments of each expert that is here
 
   int64_t assignments() const { return ends.back(); }

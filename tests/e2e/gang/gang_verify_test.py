@@ -64,6 +64,9 @@ def test_it_covers_every_parameter_of_all_ranks(model, experts, tmp_path, keys):
         layers = {name.split(".")[1] for name in names if name.startswith("layers.")}
         assert layers == {str(layer) for layer in range(len(layers))} and len(layers) == (2 if of == experts else 4)
         assert sum(p.gradient_norm ** 2 for p in said.parameters) == pytest.approx(said.dense["actor/grad_norm"] ** 2, rel=1e-9)
+        assert ("moe/expert_load_max" in said.dense) == ("moe/rank_load_max" in said.dense) == (of == experts)
+        for name in ("moe/expert_load_max", "moe/idle_experts"):  # a shared row counts once for each rollout behind it
+            assert said.reuse.get(name) == said.dense.get(name)
         assert [p.error_norm for p in said.parameters] == sorted((p.error_norm for p in said.parameters), reverse=True)
 
 

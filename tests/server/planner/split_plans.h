@@ -33,6 +33,10 @@ inline void ExpectSplitsHold(const v1::StepPlan& step, const PlannerRequest& req
     if (!owns && !helps) continue;
     ASSERT_EQ(cluster.prefix_groups_size(), 1);
     const uint32_t g = cluster.prefix_groups(0);
+    const auto& all = request.groups[g].rollouts;
+    ASSERT_EQ(cluster.prefix_rollouts_size(), 1);
+    EXPECT_EQ(cluster.prefix_rollouts(0), std::count_if(all.begin(), all.end(), [](const auto& r) { return r.run; }))
+        << "of all parts";
     Parts& parts = of_groups[g];
     parts.ranks.push_back(cluster.dp_rank());
     order[cluster.dp_rank()].push_back(g);

@@ -82,15 +82,15 @@ TEST(VoteMergeTest, NumbersOfACopyAreThoseThatAreAdded) {
       one.GetReflection()->SetUInt64(&one, field, 1);
     }
     for (const uint32_t silent : {0, 1, 3, 4, 5, 7}) {
-      const absl::Status told = CheckVote(mesh, silent, vote);
+      const absl::Status told = CheckVote(mesh, {}, silent, vote);
       EXPECT_EQ(told.ok(), rule != "add") << name;
       const bool named = absl::StrContains(std::string(told.message()), "vote.sums." + name + " is told by rank");
       EXPECT_EQ(named, !told.ok()) << told;
     }
-    for (const uint32_t speaker : {2, 6}) EXPECT_TRUE(CheckVote(mesh, speaker, vote).ok()) << name;
+    for (const uint32_t speaker : {2, 6}) EXPECT_TRUE(CheckVote(mesh, {}, speaker, vote).ok()) << name;
   }
-  EXPECT_TRUE(CheckVote(mesh, 1, Vote()).ok());
-  EXPECT_TRUE(CheckVote(MakeMesh({.dp = 4}), 1, Yes(1)).ok()) << "each rank is a copy";
+  EXPECT_TRUE(CheckVote(mesh, {}, 1, Vote()).ok());
+  EXPECT_TRUE(CheckVote(MakeMesh({.dp = 4}), {}, 1, Yes(1)).ok()) << "each rank is a copy";
 }
 
 TEST(VoteMergeTest, SpansStayWithTheirRanks) {

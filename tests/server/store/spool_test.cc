@@ -50,6 +50,25 @@ TEST(SpoolTest, ARequestComesBackAsItWas) {
   }
 }
 
+// Files of versions before prefix_rollouts: workers refuse a plan of a model with experts that does not say them.
+TEST(SpoolTest, AnOlderFilesPlanSaysHowManyRolloutsAPrefixHas) {
+  const TempFolder folder;
+  const Spool spool = Opened(folder.path());
+  RequestPlan plan = DrawnPlan(1, 2);
+  v1::Cluster& cluster = *plan.plan.mutable_steps(1)->mutable_clusters(0);
+  cluster.add_prefix_groups(7);
+  v1::Wave& wave = *cluster.add_waves();
+  for (const uint32_t rollout : {0, 2, 3}) {
+    wave.add_members()->set_group(7);
+    wave.mutable_members(wave.members_size() - 1)->set_rollout(rollout);
+  }
+  const auto file = spool.Write("a.req", DrawnRequest(1, 2, 50), plan, MakeMesh({.dp = 1}));
+  ASSERT_THAT(file, IsOk());
+  const absl::StatusOr<SpooledRequest> spooled = spool.Read(*file);
+  ASSERT_THAT(spooled, IsOk());
+  EXPECT_THAT(spooled->plan.steps(1).clusters(0).prefix_rollouts(), ElementsAre(3));
+}
+
 // Chunks end inside groups, and a rollout alone is larger than a chunk.
 TEST(SpoolTest, GroupsThatDoNotFitAChunkAreJoinedAgain) {
   const TempFolder folder;
