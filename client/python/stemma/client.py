@@ -40,6 +40,7 @@ _LOG = logging.getLogger("stemma")
 _CANCEL_S = 5.0
 _ANSWER_S = 1.0         # beyond the time that a call has: a server that is there answers by then
 _RETRY_DELAY_MAX_S = 5.0
+_LOSSES_MAX = 3         # of workers in one call: what is sent may be what ends them, and a gang that is made again begins anew
 _TRIES_UNTOLD = 3       # a second and a half, as a restart takes: the log speaks of longer ones
 
 
@@ -324,9 +325,10 @@ class Client(LogProbCalls, VerifyCalls, CheckpointCalls, ExportCalls):
     def _steps(self, call, deadline=None):
         """Yields the pause after each try (_tries.py), returns the call's answer; UNAVAILABLE is tried again, the same
         messages and so the same request_id, never sooner than the server asks for. One that says that it starts or
-        recovers is there: tries are counted anew after it. deadline: of time.monotonic(), after which nothing is tried;
+        recovers is there: tries are counted anew after it, but those in which workers were lost. deadline: of time.monotonic(), after which nothing is tried;
         the call gets it as its timeout."""
         attempt, delay_s, give_up, told = 0, self._retry_delay_s, time.monotonic() + self._recovery_timeout_s, False
+        losses = 0
         while True:
             self._connection.reach(left_s(deadline) + _ANSWER_S)
             try:
@@ -335,7 +337,8 @@ class Client(LogProbCalls, VerifyCalls, CheckpointCalls, ExportCalls):
                 out = self._connection.explain(error)
                 loads = self._retries > 0 and out.reason in errors.LOADING
                 left = time.monotonic() < give_up if loads else attempt < self._retries
-                again = error.code() == grpc.StatusCode.UNAVAILABLE and left
+                losses += out.reason == "ATTEMPTS_EXHAUSTED"
+                again = error.code() == grpc.StatusCode.UNAVAILABLE and left and losses < _LOSSES_MAX
                 if not again or is_over(deadline):
                     raise self._explained(out) from None
             if loads and not told and time.monotonic() >= self._untold_until:

@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import itertools
 import math
 import os
 import signal
@@ -122,6 +123,25 @@ def test_a_call_without_a_timeout_has_no_deadline_and_one_that_is_no_time_is_ref
         with pytest.raises(ValueError, match="timeout_s is '5'"):
             CALLS[method](client, timeout_s="5")
     assert [seconds is None or seconds > 1e6 for seconds in left] == [True, True, False] and 90 < left[2] < 102
+
+
+@pytest.mark.parametrize("method", ["ComputeLogProb", "VerifyGroup", "ExportWeights", "SaveCheckpoint"])
+@pytest.mark.parametrize("losses", [2, 3])
+def test_a_call_in_which_workers_are_lost_is_made_three_times(method, losses):
+    """Between two losses the server recovers, after which tries are counted anew: for ever, where the call is what ends workers."""
+    answers = itertools.chain(*[("ATTEMPTS_EXHAUSTED", "RECOVERING")] * losses, itertools.repeat("INVALID_REQUEST"))
+    told = []
+
+    def answer(_, context):
+        told.append(next(answers))
+        abort(context, grpc.StatusCode.UNAVAILABLE if len(told) <= 2 * losses else grpc.StatusCode.INVALID_ARGUMENT,
+              "the worker was lost", told[-1])
+
+    with FakeServer({method: answer}) as server, stemma.Client(server.address, retry_delay_s=0.01) as client:
+        with pytest.raises(stemma.StemmaError) as error:
+            CALLS[method](client)
+    assert error.value.reason == told[-1] == ("ATTEMPTS_EXHAUSTED" if losses == 3 else "INVALID_REQUEST")
+    assert told.count("ATTEMPTS_EXHAUSTED") == losses
 
 
 @pytest.mark.parametrize("method, exists", [("ExportWeights", "EXPORT_EXISTS"), ("SaveCheckpoint", "CHECKPOINT_EXISTS")])

@@ -78,5 +78,5 @@ def test_every_failpoint_of_a_worker_is_struck_here():
     named = {place for place in named_in(ROOT.glob("worker/**/*.cc")) if not place.startswith("checkpoint.")}  # places_test.py
     struck = {place for _, place in PASSES} | set(LOAD)
     assert named == {place for place in struck if not place.startswith("pass.")}
-    phases = set(re.findall(r'"(prefix_forward|prefix_backward|suffix)"', (ROOT / "worker/engine/pass_runner.cc").read_text()))
+    phases = set(re.findall(r'"(prefix_forward|prefix_backward|suffix)"', (ROOT / "worker/engine/pass_sums.cc").read_text()))
     assert {f"pass.{phase}" for phase in phases} == {place for place in struck if place.startswith("pass.")}
