@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/mesh.h"
 #include "server/protocol/gradient_problem.h"
 #include "server/protocol/step_messages.h"
 #include "server/protocol/step_metrics.h"
