@@ -33,7 +33,7 @@ class ExpertLoad {
   std::vector<Layer> layers_;
 };
 
-// The rows of a forward that count, and where.
+// Where the rows of a forward are counted, and how often each.
 struct CountedRows {
   ExpertLoad* load = nullptr;
   std::vector<uint32_t> multiplicity_T = {};  // of each row, on whichever tensor-parallel rank it is; empty: 1

@@ -59,12 +59,11 @@ class BlockKv final : public SegmentKv {
   const PrefixPass pass_;
 };
 
-// Returns the multiplicity of each of the block's rows on this rank.
+// Returns how many rows of a dense schedule each of the block's rows on this rank stands for.
 std::vector<uint32_t> MultiplicitiesOf(const PrefixBlockRows& block, const std::vector<uint32_t>& of_prefixes) {
   std::vector<uint32_t> of_rows;
   for (const ContextPiece& piece : block.pieces) {
-    of_rows.insert(of_rows.end(), static_cast<size_t>(piece.end - piece.begin),
-                   of_prefixes.at(static_cast<size_t>(piece.prefix)));
+    of_rows.insert(of_rows.end(), static_cast<size_t>(piece.rows()), of_prefixes.at(static_cast<size_t>(piece.prefix)));
   }
   return of_rows;
 }
@@ -86,8 +85,9 @@ class BlockForward {
   void Run() {
     if (rows_.own_rows() == 0) return RunWithoutRows();
     const at::Tensor positions_T = OwnRows(prefixes_.positions_T, rows_);
-    CountedRows counted;
-    const LayerContext context = CountingContext(counted);
+    const CountedRows counted = Counted();
+    LayerContext context = context_;
+    if (context.counted != nullptr) context.counted = &counted;
     at::Tensor x_TD = Input();
     for (int64_t l = 0; l < context_.full_layers(); ++l) {
       context_.parameters->Layer(l, UnitUse::kRead);
@@ -107,13 +107,9 @@ class BlockForward {
   }
 
  private:
-  // Returns the context with this block's rows in the place of those that are counted, if some are.
-  LayerContext CountingContext(CountedRows& counted) const {
-    LayerContext context = context_;
-    if (context_.counted == nullptr) return context;
-    counted = {context_.counted->load, MultiplicitiesOf(rows_, prefixes_.options.multiplicities)};
-    context.counted = &counted;
-    return context;
+  CountedRows Counted() const {
+    if (context_.counted == nullptr) return {};
+    return {context_.counted->load, MultiplicitiesOf(rows_, prefixes_.options.multiplicities)};
   }
 
   at::Tensor Input() {

@@ -325,7 +325,7 @@ class Client(LogProbCalls, VerifyCalls, CheckpointCalls, ExportCalls):
     def _steps(self, call, deadline=None):
         """Yields the pause after each try (_tries.py), returns the call's answer; UNAVAILABLE is tried again, the same
         messages and so the same request_id, never sooner than the server asks for. One that says that it starts or
-        recovers is there: tries are counted anew after it, but those in which workers were lost. deadline: of time.monotonic(), after which nothing is tried;
+        recovers is there: tries are counted anew after it, except those in which workers were lost. deadline: of time.monotonic(), after which nothing is tried;
         the call gets it as its timeout."""
         attempt, delay_s, give_up, told = 0, self._retry_delay_s, time.monotonic() + self._recovery_timeout_s, False
         losses = 0

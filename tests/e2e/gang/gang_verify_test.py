@@ -1,6 +1,7 @@
 """VerifyGroup with real processes: what it says of either run is what training does with that schedule, on every mesh, and
 it changes nothing."""
 
+import concurrent.futures
 import re
 import subprocess
 
@@ -68,6 +69,24 @@ def test_it_covers_every_parameter_of_all_ranks(model, experts, tmp_path, keys):
         for name in ("moe/expert_load_max", "moe/idle_experts"):  # a shared row counts once for each rollout behind it
             assert said.reuse.get(name) == said.dense.get(name)
         assert [p.error_norm for p in said.parameters] == sorted((p.error_norm for p in said.parameters), reverse=True)
+
+
+def test_verifications_beside_updates_change_no_bit_of_them(experts, tmp_path):
+    """Ranks have experts of their own here, so the updates say how rows spread over them, too."""
+    norms = {}
+    for verifies in (True, False):
+        folder = tmp_path / str(verifies)
+        folder.mkdir()
+        with serving(experts, folder, "mesh: {tp: 2, ep: 2}") as client, \
+                concurrent.futures.ThreadPoolExecutor(max_workers=3) as pool:
+            asked = [pool.submit(client.verify, groups_of(2, SIZES), LOSS, ADAM, old="policy") for _ in range(3 * verifies)]
+            updates = [update(client, None) for _ in range(4)]
+            assert all(verification.result().error < ROUNDING for verification in asked)
+            assert client.model()["step"] == len(updates)
+        norms[verifies] = [metrics["actor/grad_norm"] for metrics in updates]
+        for metrics in updates:
+            assert metrics["moe/expert_load_max"] >= 1 and 1 <= metrics["moe/rank_load_max"] <= 2 and "moe/idle_experts" in metrics
+    assert norms[True] == norms[False] and len(set(norms[True])) == 4
 
 
 def test_bf16_is_apart_by_rounding_and_within_the_tolerance_of_the_command(model, tmp_path):

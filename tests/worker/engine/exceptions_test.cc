@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <new>
@@ -14,12 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/model/model_init.h"
 #include "nlohmann/json.hpp"
 #include "tests/testing/fake_device.h"
-#include "tests/testing/in_process.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/testing/synthetic.h"
 #include "tests/worker/engine/small_engine.h"
 #include "worker/backend/cpu/cpu_backend.h"
 
@@ -194,28 +190,23 @@ TEST_F(ExceptionsTest, ATokenOutsideTheVocabularyIsTheStepsAnswer) {
   }
 }
 
-// Without it the rows of a prefix would count once, and nobody would hear of it.
-TEST(PrefixRolloutsTest, APlanOfAModelWithExpertsSaysThemForEachPrefix) {
-  const ModelConfig model = SyntheticModel({.layers = 2, .experts = Experts{4, 2, true}});
-  const std::string directory = ::testing::TempDir() + "/prefix_rollouts";
-  std::filesystem::remove_all(directory);
-  ASSERT_TRUE(WriteRandomModel(model, {}, directory).ok());
-  InProcessOptions options;
-  options.run.set_model(directory);
-  options.run.set_dtype("fp32");
-  options.run.set_head_chunk_tokens(512);
-  options.run.set_memory_budget_bytes(uint64_t{1} << 30);
-  options.run.set_schedule(v1::REUSE);
+class PrefixRolloutsTest : public SmallEngineTest {
+  ModelConfig model() const override { return SyntheticModel({.layers = 2, .experts = Experts{4, 2, true}}); }
+};
+
+// Without them the rows of a prefix would count once, and nobody would hear of it.
+TEST_F(PrefixRolloutsTest, APlanOfAModelWithExpertsSaysThemForEachPrefix) {
   bool says = true;
+  InProcessOptions options;
   options.edit_step = [&](v1::StepPlan& step) {
     if (!says) step.mutable_clusters(0)->clear_prefix_rollouts();
   };
-  const auto engine = InProcess::Create(options, MakeCpuBackend());
-  ASSERT_TRUE(engine.ok()) << engine.status();
+  const auto engine = MakeEngine(MakeCpuBackend(), options);
+  ASSERT_NE(engine, nullptr);
   for (const bool with : {true, false}) {
     says = with;
-    ASSERT_TRUE((*engine)->Load(SyntheticRequest({9}, {3, 2}, model.vocab_size)).ok());
-    const auto vote = (*engine)->Prepare(0);
+    ASSERT_TRUE(engine->Load(Request({9})).ok());
+    const auto vote = engine->Prepare(0);
     ASSERT_TRUE(vote.ok()) << vote.status();
     EXPECT_EQ(vote->yes(), with);
     EXPECT_EQ(vote->message(), with ? "" : "cluster 0: prefix_rollouts has 0 numbers, prefix_groups 1");

@@ -28,7 +28,7 @@ class SmallEngineTest : public ::testing::Test {
     std::replace(name.begin(), name.end(), '/', '_');             // of a test with a parameter
     directory_ = ::testing::TempDir() + "/small_engine_" + name;
     std::filesystem::remove_all(directory_);
-    ASSERT_TRUE(WriteRandomModel(SyntheticModel({}), {}, directory_).ok());
+    ASSERT_TRUE(WriteRandomModel(model(), {}, directory_).ok());
   }
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
@@ -43,6 +43,8 @@ class SmallEngineTest : public ::testing::Test {
     EXPECT_TRUE(engine.ok()) << engine.status();
     return engine.ok() ? *std::move(engine) : nullptr;
   }
+
+  virtual ModelConfig model() const { return SyntheticModel({}); }
 
   static int64_t vocab() { return SyntheticModel({}).vocab_size; }
 
